@@ -1,0 +1,189 @@
+"""The `hf` rollout engine behind verl's rollout interface: requests in, verl TokenOutput out, weights updated in place.
+
+verl knows a rollout as two things: a BaseRollout (weights in, memory released and resumed) and a server with an async
+`generate`. In one process one object is both. Requests that are waiting are generated together in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import TokenOutput
+
+from quickstart.plugin.engine import Completion, Generator, Sampling
+
+# How long a batch waits for more requests when it is not known how many will come.
+QUIET_SECONDS = 0.02
+
+
+@dataclass(kw_only=True)
+class _Request:
+    prompt_ids: list[int]
+    sampling: Sampling
+    answer: asyncio.Future[Completion]
+
+
+def stop_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
+    """The tokens that end an answer: the tokenizer's eos and those of the model's generation config, as vLLM reads it."""
+    ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    more = None if generation_config is None else generation_config.eos_token_id
+    return ids + ([] if more is None else [more] if isinstance(more, int) else list(more))
+
+
+def read_sampling(params: dict[str, Any], response_length: int, room: int) -> Sampling:
+    """verl's sampling_params (agent_loop_tq.py:66-79) as ours; no answer may outgrow the model's positions."""
+    asked = params.get("max_tokens") or params.get("max_new_tokens") or response_length
+    return Sampling(
+        temperature=float(params.get("temperature", 1.0)),
+        top_p=float(params.get("top_p", 1.0)),
+        top_k=max(int(params.get("top_k", -1)), 0),
+        max_new_tokens=min(asked, response_length, room),
+    )
+
+
+class LocalRollout(BaseRollout):
+    """A transformers model in this process, given the actor's weights after every update.
+
+    Built empty: the weights come from the actor before the first rollout, so the checkpoint is read only once.
+    `expected` may be set to a call that says how many requests are on their way; a batch then starts the moment that
+    all of them wait.
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *_: Any, **__: Any) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.expected: Callable[[], int] | None = None
+        self.on_tokens: Callable[[int], None] | None = None
+        self.global_steps: int | None = None
+        self._device = torch.device(device_mesh.device_type)
+        self._dtype = getattr(torch, self.config.dtype)
+        with init_empty_weights(include_buffers=False):
+            self.model = AutoModelForCausalLM.from_config(
+                self.model_config.hf_config,
+                dtype=self._dtype,
+                trust_remote_code=self.model_config.trust_remote_code,
+            ).eval()
+        self._generator: Generator | None = None
+        self._waiting: list[_Request] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released: on a CPU the weights stay, and the cache lives only while a batch runs."""
+
+    async def release(self) -> None:
+        """See resume."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Copy the actor's weights into the model, name by name; every parameter must be named.
+
+        The name check is ours because a missing one would go unseen: verl sends LoRA adapters apart from the base
+        weights unless model.lora.merge is set (engine_workers.py:767-790).
+        """
+        assert wire_format == "named_tensors", wire_format
+        if self._generator is None:
+            self._adopt(weights)
+        else:
+            self._copy(weights)
+        self.global_steps = global_steps
+
+    def _adopt(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """First weights: become the parameters of the empty model."""
+        state = {
+            name: value.detach().to(self._device, self._dtype, copy=True)
+            for name, value in weights
+            if name not in self._tied()
+        }
+        self._check_names(set(state))
+        self.model.load_state_dict(state, strict=False, assign=True)
+        self.model.tie_weights()
+        self.model.to(self._device)
+        self.model.requires_grad_(False)
+        self._generator = Generator(
+            self.model,
+            stop_token_ids=stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
+            pad_token_id=self.model_config.tokenizer.pad_token_id,
+            seed=self.config.seed,
+        )
+
+    @torch.no_grad()
+    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        seen = set()
+        for name, value in weights:
+            if name not in self._tied():
+                own[name].copy_(value.detach())
+                seen.add(name)
+        self._check_names(seen)
+
+    def _tied(self) -> set[str]:
+        """Names that verl sends although they are another parameter (lm_head of a model with tied embeddings)."""
+        if not self.model_config.hf_config.tie_word_embeddings:
+            return set()
+        keys = self.model._tied_weights_keys
+        return set(keys) if keys else set()
+
+    def _check_names(self, given: set[str]) -> None:
+        wanted = {name for name in self.model.state_dict() if name not in self._tied()}
+        assert given == wanted, f"missing {sorted(wanted - given)[:3]}, unknown {sorted(given - wanted)[:3]}"
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
+    ) -> TokenOutput:
+        """One request, as verl's agent loop makes it (workers/rollout/llm_server.py:99).
+
+        Returns:
+            TokenOutput with token_ids, their processed log_probs, stop_reason "completed", and in extra_fields the
+            weight version (global_steps) and the finish reason ("stop" or "length").
+        """
+        assert not any(media.get(kind) for kind in ("image_data", "video_data", "audio_data")), "text models only"
+        room = self.model_config.hf_config.max_position_embeddings - len(prompt_ids)
+        sampling = read_sampling(sampling_params, self.config.response_length, room)
+        request = _Request(prompt_ids=prompt_ids, sampling=sampling, answer=asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._schedule()
+        answer = await request.answer
+        steps = self.global_steps
+        return TokenOutput(
+            token_ids=answer.token_ids,
+            log_probs=answer.log_probs,
+            stop_reason="completed",
+            extra_fields={
+                "global_steps": steps,
+                "min_global_steps": steps,
+                "max_global_steps": steps,
+                "finish_reason": answer.finish_reason,
+            },
+        )
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        all_here = self.expected is not None and len(self._waiting) >= self.expected()
+        self._timer = loop.call_later(0 if all_here else QUIET_SECONDS, self._run_batch)
+
+    def _run_batch(self) -> None:
+        batch, self._waiting, self._timer = self._waiting, [], None
+        try:
+            assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
+            answers = self._generator.generate(
+                [r.prompt_ids for r in batch], [r.sampling for r in batch], self.on_tokens
+            )
+        except Exception as error:  # belongs to those who wait, not to the event loop
+            for request in batch:
+                request.answer.set_exception(error)
+            return
+        for request, answer in zip(batch, answers, strict=True):
+            request.answer.set_result(answer)

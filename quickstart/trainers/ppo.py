@@ -1,0 +1,245 @@
+"""verl's synchronous PPO trainer in this process: what it does is verl's, what it tells is ours.
+
+:class:`LocalPPOTrainer` overrides hooks only: it reports (rollouts, metrics, evaluations, checkpoints) and adds a few
+measurements that a newcomer needs. The loop, rollout scheduling, advantages, losses, metrics, validation and
+checkpoints are `verl.trainer.ppo.v1.trainer_base.PPOTrainer`, on objects of this process (plugin/local.py).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
+
+from quickstart.errors import Fault, RunError
+from quickstart.plugin.agent_loop import LocalAgentLoopManager
+from quickstart.plugin.local import LocalRun, in_process
+from quickstart.plugin.shims import Shim, replace_names
+
+MODEL_FOLDER = "model"  # beside verl's own folders in a checkpoint: what from_pretrained loads
+NON_FINITE_LIMIT = 3  # updates in a row that verl skipped (transformer_impl.py:822) before the run is stopped
+
+
+class Reporter(Protocol):
+    """What the trainer tells about a run; `record.Recorder` writes it down."""
+
+    def phase(self, text: str) -> None: ...
+    def rollout(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def update(self, step: int, epoch: float, metrics: dict[str, float]) -> None: ...
+    def evaluation(self, step: int, epoch: float, metrics: dict[str, float], rows: list[dict[str, Any]]) -> None: ...
+    def saved(self, step: int, path: Path) -> None: ...
+
+
+class StopRequested(Exception):
+    """The user asked to stop; raised between two steps, with everything of the last one recorded."""
+
+
+def dead_group_share(rows: Sequence[dict[str, Any]]) -> float:
+    """Share of prompts whose answers all have the same reward: with a group baseline they teach nothing.
+
+    Source: DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2. 0 with one answer a prompt: there is no group.
+    """
+    rewards: dict[str, set[float]] = defaultdict(set)
+    sizes: dict[str, int] = defaultdict(int)
+    for row in rows:
+        rewards[row["uid"]].add(row["reward"])
+        sizes[row["uid"]] += 1
+    groups = [uid for uid, size in sizes.items() if size > 1]
+    return sum(len(rewards[uid]) == 1 for uid in groups) / len(groups) if groups else 0.0
+
+
+def log_ratio_metrics(policy: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
+    """log policy - log reference over all answer tokens: mean (an unbiased KL estimate, k1) and largest size.
+
+    verl's k3 estimate is clamped and goes flat at about 2.6 nats a token (core_algos.py:2240-2245); this one is not.
+
+    Args:
+        policy, reference: jagged or flat log-probs of the same tokens.
+    """
+    ratio = (policy.values() - reference.values()).float()
+    return {"actor/ref_log_ratio_mean": ratio.mean().item(), "actor/ref_log_ratio_max": ratio.abs().max().item()}
+
+
+class _ReportingTracking(Tracking):
+    """verl's Tracking (for loggers that the user asked for), and every record to the reporter."""
+
+    report: Callable[[dict[str, Any], int], None]
+
+    def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
+        super().log(data=data, step=step, backend=backend)
+        type(self).report(data, step)
+
+
+class LocalPPOTrainer(PPOTrainerSync):
+    """verl's PPOTrainerSync, reporting. Made and driven by :func:`local_trainer`.
+
+    Args:
+        config: verl's whole configuration, resolved.
+        run: this process's stand-ins.
+        reporter: told what happens.
+        stop: asked between two steps; True ends the run.
+    """
+
+    def __init__(self, config: Any, run: LocalRun, reporter: Reporter, stop: Callable[[], bool]) -> None:
+        super().__init__(config)
+        self._run, self._reporter, self._stop = run, reporter, stop
+        self._step_metrics: dict[str, float] = {}
+        self._evaluated: list[dict[str, Any]] = []
+        self._skipped = 0
+
+    # ---- verl's hooks ----
+
+    def on_step_begin(self) -> None:
+        if self._stop():
+            self.global_steps -= 1  # the last step that was finished
+            raise StopRequested
+        super().on_step_begin()
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Generate and score one batch. verl's own `gen` timer starts too late for a rollout that does not wait."""
+        with marked_timer("gen", self.timing_raw):
+            metrics = super().prepare_step()
+        rows = self._rows("train")
+        self._reporter.rollout(self.global_steps, rows)
+        metrics |= {
+            "training/dead_group_share": dead_group_share(rows),
+            "response_length/finished_share": sum(r["finish_reason"] == "stop" for r in rows) / len(rows),
+        }
+        return metrics
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics=metrics)
+        if self.use_reference_policy:
+            data = self._run.store.kv_batch_get(batch.keys, batch.partition_id, ["old_log_probs", "ref_log_prob"])
+            metrics.update(log_ratio_metrics(data["old_log_probs"], data["ref_log_prob"]))
+        return batch
+
+    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
+        super()._maybe_log_val_generations(inputs, outputs, scores)
+        self._evaluated = [
+            {"prompt": p, "response": r, "reward": s} for p, r, s in zip(inputs, outputs, scores, strict=True)
+        ]
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        self.export(folder / MODEL_FOLDER)
+        self._reporter.saved(self.global_steps, folder)
+
+    # ---- ours ----
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a folder that from_pretrained loads: all weights as trained, config, tokenizer."""
+        from transformers import AutoModelForCausalLM
+
+        assert self._run.actor is not None
+        engine = self._run.actor.worker.actor.engine
+        state = {name: value.detach().cpu() for name, value in engine.get_per_tensor_param()[0]}
+        config = engine.model_config.hf_config
+        part = folder.with_name(folder.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, dtype=next(iter(state.values())).dtype)
+        empty.save_pretrained(part, state_dict=state)
+        if engine.model_config.generation_config is not None:
+            engine.model_config.generation_config.save_pretrained(part)
+        self.tokenizer.save_pretrained(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+
+    def report_metrics(self, data: dict[str, Any], step: int) -> None:
+        """verl has logged one step (or, at step 0, an evaluation before training)."""
+        metrics = {name: float(value) for name, value in data.items()}
+        epoch = step / self.steps_per_epoch
+        if self._evaluated:
+            evaluation = {name: value for name, value in metrics.items() if name.startswith("val-")}
+            self._reporter.evaluation(step, epoch, evaluation, self._evaluated)
+            self._evaluated = []
+        if "training/global_step" in metrics:
+            self._reporter.update(step, epoch, metrics)
+            self._watch_gradients(step, metrics)
+
+    def _watch_gradients(self, step: int, metrics: dict[str, float]) -> None:
+        norms = {name: metrics[name] for name in ("actor/grad_norm", "critic/grad_norm") if name in metrics}
+        broken = {name: norm for name, norm in norms.items() if not math.isfinite(norm)}
+        self._skipped = self._skipped + 1 if broken else 0
+        if self._skipped >= NON_FINITE_LIMIT:
+            raise RunError(
+                Fault(
+                    field=f"step {step}: {', '.join(broken)}",
+                    found=", ".join(str(norm) for norm in broken.values()),
+                    rule=f"gradients were not finite in {NON_FINITE_LIMIT} steps in a row; verl skips such updates",
+                    fix="lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32",
+                )
+            )
+
+    def _rows(self, partition: str) -> list[dict[str, Any]]:
+        """What lies in the store as rollout rows: prompt, response, reward first."""
+        store = self._run.store
+        tags = store.kv_list(partition).get(partition, {})
+        keys = [key for key, tag in tags.items() if not tag.get("is_prompt", False)]
+        fields = ["prompts", "responses", "rm_scores", "uid", "reward_model", "extra_fields", "raw_prompt"]
+        data = store.kv_batch_get(keys, partition, fields)
+        columns = {name: data[name].unbind() for name in ("prompts", "responses", "rm_scores")}
+        columns |= {name: list(data[name]) for name in ("uid", "reward_model", "extra_fields", "raw_prompt")}
+        return [self._row({name: column[i] for name, column in columns.items()}) for i in range(len(keys))]
+
+    def _row(self, cell: dict[str, Any]) -> dict[str, Any]:
+        messages = list(cell["raw_prompt"])
+        return {
+            "prompt": messages[-1]["content"] if len(messages) == 1 else messages,
+            "response": self.tokenizer.decode(cell["responses"], skip_special_tokens=True),
+            "reward": cell["rm_scores"].sum().item(),
+            "step": self.global_steps,
+            "uid": cell["uid"],
+            "ground_truth": cell["reward_model"]["ground_truth"],
+            "prompt_length": len(cell["prompts"]),
+            "response_length": len(cell["responses"]),
+            "finish_reason": cell["extra_fields"]["finish_reason"],
+        }
+
+
+@contextmanager
+def local_trainer(config: Any, reporter: Reporter, stop: Callable[[], bool]) -> Iterator[LocalPPOTrainer]:
+    """A trainer whose models are loaded, ready for :func:`fit`; its stand-ins are put back at the end."""
+    with in_process() as run:
+        trainer = LocalPPOTrainer(config, run, reporter, stop)
+        trainer.init()
+        yield trainer
+
+
+def fit(trainer: LocalPPOTrainer) -> None:
+    """Run verl's loop to its end.
+
+    Raises:
+        StopRequested: `stop` said so; the last finished step is trainer.global_steps.
+        RunError: the reward failed, or gradients stayed non-finite.
+    """
+    run = trainer._run
+    tracking = type("ReportingTracking", (_ReportingTracking,), {"report": staticmethod(trainer.report_metrics)})
+    undo = replace_names(
+        [
+            Shim(
+                module=trainer_base,
+                name="Tracking",
+                replacement=tracking,
+                why="fit() makes its logger itself: there is no other place to receive every metric",
+                where="verl/trainer/ppo/v1/trainer_base.py:421",
+            )
+        ]
+    )
+    try:
+        trainer.fit(LocalAgentLoopManager(trainer.config, run.rollout, run.reward_handles, run.loop))
+    finally:
+        undo()
