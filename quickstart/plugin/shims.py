@@ -86,6 +86,23 @@ def no_offload_policy(pin_memory: bool = True) -> None:
     """No offload for a model that stays where it is: verl forces one on the reference model."""
 
 
+def leave_whole(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
+    """One device has nothing to shard: the model stays a plain module, which verl's engine treats as "version 0".
+
+    Same signature as verl.utils.fsdp_utils.apply_fsdp2. Mixed precision is left to autocast, which verl's engine
+    opens in any case (transformer_impl.py:1553): weights and gradients stay float32, products are taken in bf16.
+    """
+
+
+def move_to_device(
+    model: torch.nn.Module, full_state: dict[str, Any], device_mesh: Any = None, cpu_offload: Any = None
+) -> None:
+    """The model to its device; its weights are there already. As verl.utils.fsdp_utils.fsdp2_load_full_state_dict."""
+    from verl.utils.device import get_device_id
+
+    model.to(get_device_id())
+
+
 def _common_shims() -> list[Shim]:
     from verl.utils import model, torch_functional
 
@@ -119,9 +136,24 @@ def _resident_reference_shim() -> Shim:
     )
 
 
-def shims_for(device: str, *, reference_on_device: bool) -> list[Shim]:
+def _unsharded_shims() -> list[Shim]:
+    from verl.workers.engine.fsdp import transformer_impl
+
+    why = "on one device FSDP2 moves every weight through a gather of one rank, in each forward and backward"
+    where = "verl/workers/engine/fsdp/transformer_impl.py:471-473"
+    return [
+        Shim(module=transformer_impl, name="apply_fsdp2", replacement=leave_whole, why=why, where=where),
+        Shim(
+            module=transformer_impl, name="fsdp2_load_full_state_dict", replacement=move_to_device, why=why, where=where
+        ),
+    ]
+
+
+def shims_for(device: str, *, reference_on_device: bool, one_device: bool) -> list[Shim]:
     """The shims of a run on `device` ("cpu" or "cuda"). Imports verl's engine."""
     shims = _common_shims()
+    if one_device:
+        shims += _unsharded_shims()
     if device == "cpu" or reference_on_device:
         shims.append(_resident_reference_shim())
     return shims
@@ -144,8 +176,13 @@ def register_rollout() -> None:
     _ROLLOUT_REGISTRY[HF_ROLLOUT] = HF_ROLLOUT_CLASS
 
 
-def install(device: str, *, reference_on_device: bool = True) -> Callable[[], None]:
+def install(device: str, *, reference_on_device: bool = True, one_device: bool = True) -> Callable[[], None]:
     """Make verl ready for a run on `device`. Returns the undo of what was replaced (registrations stay).
+
+    Args:
+        device: "cpu" or "cuda".
+        reference_on_device: the frozen reference stays on the device instead of in pinned host memory.
+        one_device: this process is the whole run; models are not sharded.
 
     Raises:
         UserError: another verl than SUPPORTED_VERL is installed.
@@ -154,7 +191,7 @@ def install(device: str, *, reference_on_device: bool = True) -> Callable[[], No
     if device == "cpu":
         register_cpu_engines()
     register_rollout()
-    return replace_names(shims_for(device, reference_on_device=reference_on_device))
+    return replace_names(shims_for(device, reference_on_device=reference_on_device, one_device=one_device))
 
 
 def replace_names(shims: list[Shim]) -> Callable[[], None]:

@@ -41,7 +41,7 @@ class Reporter(Protocol):
     def saved(self, step: int, path: Path) -> None: ...
 
 
-class StopRequested(Exception):
+class StopRequested(Exception):  # noqa: N818  (not an error)
     """The user asked to stop; raised between two steps, with everything of the last one recorded."""
 
 

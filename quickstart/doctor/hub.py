@@ -1,0 +1,98 @@
+"""A model name becomes a local folder: given, cached, or downloaded; or one message with the ways out.
+
+After this step every loader gets a path, so that nothing asks the hub again and a run works offline.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from quickstart.errors import Fault, UserError
+
+DEFAULT_HUB = "https://huggingface.co"
+TIMEOUT_SECONDS = 3.0
+BUNDLED_MODEL = "data/bundled_model"
+WANTED_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.bin"]
+
+
+def hub_address() -> str:
+    """The hub or the mirror that HF_ENDPOINT names."""
+    return os.environ.get("HF_ENDPOINT", DEFAULT_HUB).rstrip("/")
+
+
+def hub_reachable(address: str, timeout: float = TIMEOUT_SECONDS) -> bool:
+    """Whether a connection to the hub can be opened. False also where HF_HUB_OFFLINE forbids asking."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return False
+    parts = urlsplit(address)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=timeout):
+            return True
+    except OSError:
+        return False
+
+
+def looks_local(name: str) -> bool:
+    """Whether a name can only be meant as a path: a hub id is `name` or `owner/name`."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/") or "\\" in name
+
+
+def model_folder(name: str, field: str) -> Path:
+    """The local folder of a model, downloading it where needed.
+
+    Args:
+        name: a folder, or an id on the hub.
+        field: the setting that named it, for the message.
+
+    Raises:
+        UserError: no such folder; or not in the cache and the hub cannot be reached, or does not have it.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if looks_local(name):
+        near = folder.parent
+        here = ", ".join(sorted(p.name for p in near.iterdir() if p.is_dir())[:5]) if near.is_dir() else ""
+        fix = f"folders in {near}: {here}" if here else "give the path of an existing model folder, or a hub name"
+        raise UserError(Fault(field=field, found=name, rule="no folder of that name", fix=fix))
+    return _cached(name) or _download(name, field)
+
+
+def _cached(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=WANTED_FILES))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
+def _download(name: str, field: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    address = hub_address()
+    if not hub_reachable(address):
+        raise UserError(_unreachable(name, field, address))
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        fix = "check the spelling and, for a gated model, your token (`hf auth login`)"
+        raise UserError(Fault(field=field, found=name, rule=f"{address} did not give it: {first}", fix=fix)) from error
+
+
+def _unreachable(name: str, field: str, address: str) -> Fault:
+    return Fault(
+        field=field,
+        found=f"{name} (no such folder here, not in the local cache)",
+        rule=f"{address} cannot be reached, so it cannot be downloaded",
+        fix=(
+            "one of three: a mirror (export HF_ENDPOINT=https://...), "
+            f"a local folder ({field}=/path/to/model), or the bundled model ({field}={BUNDLED_MODEL})"
+        ),
+    )
