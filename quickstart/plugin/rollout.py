@@ -31,7 +31,7 @@ class _Request:
 
 
 def stop_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """The tokens that end an answer: the tokenizer's eos and those of the model's generation config, as vLLM reads it."""
+    """The tokens that end an answer: the tokenizer's eos and those of the model's generation config, as in vLLM."""
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     more = None if generation_config is None else generation_config.eos_token_id
     return ids + ([] if more is None else [more] if isinstance(more, int) else list(more))

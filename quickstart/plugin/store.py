@@ -39,7 +39,7 @@ def join_column(values: list[Any]) -> Any:
 
 
 class MemoryStore:
-    """Rows and their tags by partition ("train", "val") and key (`{uid}_{session}_{index}`, or `{uid}` for a prompt)."""
+    """Rows and tags by partition ("train", "val") and key (`{uid}_{session}_{index}`, or `{uid}` for a prompt)."""
 
     def __init__(self) -> None:
         self._tags: dict[str, dict[str, Tag]] = defaultdict(dict)
