@@ -19,8 +19,7 @@ from quickstart.config import build as _build
 from quickstart.config.build import Entries, Entry, merge, section_entries
 from quickstart.config.casting import Refused, cast, nearest_fix
 from quickstart.config.dump import to_mapping, to_yaml
-from quickstart.config.names import DEAD_VERL_KEYS as _DEAD
-from quickstart.config.names import TOP_LEVEL, dead_verl_key, unknown_key, unknown_section
+from quickstart.config.names import TOP_LEVEL, unknown_key, unknown_section
 from quickstart.config.overrides import Override, parse_overrides
 from quickstart.config.paths import REPOSITORY
 from quickstart.config.profile import Gpu, Probe, choose_profile, probe_machine
@@ -100,6 +99,11 @@ def key_of(section: str) -> Any:
     return lambda name: f"{section}.{name}".rstrip(".")
 
 
+def constant(where: str) -> Any:
+    """One place for all keys."""
+    return lambda name: where
+
+
 def as_mapping(section: str, given: Any) -> Any:
     """What differs from the defaults in an argument object; anything else as it is."""
     if not isinstance(given, SECTIONS[section]):
@@ -154,9 +158,8 @@ def override_entries(parsed: list[Override], faults: list[Fault]) -> Entries:
         section, *rest = override.path
         where = f"{override.key} (command line)"
         if section == "verl":
-            if rest[0] in _DEAD:
-                faults.append(dead_verl_key(where, rest[0]))
-            layers.append({override.key: Entry(parse_value(override.text), where)})
+            content = {".".join(rest): parse_value(override.text)}
+            layers.append(section_entries("verl", content, constant(where), faults))
         elif section in SECTIONS:
             layers.append(section_override(section, rest, override.text, where, faults))
     return merge(layers)

@@ -86,10 +86,12 @@ def flatten(content: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any
 
 
 def merge(layers: list[Entries]) -> Entries:
-    """Later layers win; mappings (data.columns) are merged key by key."""
+    """Later layers win; mappings (data.columns) are merged key by key, and verl.a.b replaces verl.a and verl.a.b.c."""
     merged: Entries = {}
     for layer in layers:
         for key, entry in layer.items():
+            for old in [old for old in merged if old.startswith(f"{key}.") or key.startswith(f"{old}.")]:
+                del merged[old]
             before = merged.get(key)
             if before and isinstance(before.value, Mapping) and isinstance(entry.value, Mapping):
                 entry = Entry({**before.value, **entry.value}, entry.where)
