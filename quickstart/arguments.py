@@ -311,7 +311,7 @@ class TrainingArguments:
     """Where results go, how long it runs, and on what."""
 
     output_dir: str = option("outputs", "folder of the results; a finished run in it moves to history/")
-    logging_steps: int = option(1, "a console line and a record every so many steps", at_least=1)
+    logging_steps: int = option(1, "lines on the console every so many steps; the records hold every step", at_least=1)
     seed: int = option(42, "of data order, sampling and initial weights", at_least=0, at_most=2**32 - 1)
     max_steps: int | None = option(None, "stop after so many steps; null: from rl.num_train_epochs", at_least=1)
     save_steps: Literal["end", "never"] | int = option(

@@ -43,7 +43,8 @@ CACHE = "cache"  # converted data, useful to the next run too
 LOCK = ".lock"
 MARK = "quickstart"  # the key that makes a run.json ours
 MIN_FREE_BYTES = 100 * 2**20
-HELD: set[Path] = set()  # folders that this process has claimed
+HELD: set[Path] = set()  # folders that this process has now
+CLAIMED: list[Path] = []  # folders that it ever had, the last one at the end
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,10 @@ class OutputFolder:
     def rollout_file(self, step: int) -> Path:
         """Rollouts of one step. Steps count from 1, files from 0, as in verl's own dumps of a first step."""
         return self.rollouts / f"rollout_{step - 1:06d}.jsonl"
+
+    def evaluation_file(self, step: int) -> Path:
+        """Answers of the evaluation after `step` steps (0: before training)."""
+        return self.rollouts / f"evaluation_{step:06d}.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         """verl's own name for the checkpoint of a step."""
@@ -238,6 +243,7 @@ def take_lock(root: Path) -> None:
             file.truncate(0)
             file.write(to_json({"pid": os.getpid(), "host": socket.gethostname(), "born": birth(os.getpid())}).encode())
         HELD.add(root)
+        CLAIMED.append(root)
         return
 
 

@@ -41,10 +41,10 @@ def resolve(cfg: RunConfig, probe: Probe | None = None) -> Resolved:
             cfg = with_value(cfg, key, value)
             if is_read(cfg, key):
                 choices.append(Choice(field=key, value=value, why=why))
-    faults = [fault for fault, _ in rules.check_rules(cfg)]
+    faults = [fault for fault, _ in rules.check_rules(cfg)] + missing_packages(cfg, probe)
     if faults:
         raise UserError(faults)
-    return Resolved(cfg=cfg, choices=tuple(choices))
+    return Resolved(cfg=with_notices(cfg), choices=tuple(choices))
 
 
 def is_read(cfg: RunConfig, key: str) -> bool:
@@ -75,6 +75,30 @@ def check_device(cfg: RunConfig, probe: Probe) -> None:
         raise UserError(
             Fault(field="training.num_devices", found=str(wanted), rule=f"this machine shows {there} GPU(s)", fix=fix)
         )
+
+
+def missing_packages(cfg: RunConfig, probe: Probe) -> list[Fault]:
+    """What was asked for must be installed."""
+    faults = []
+    if cfg.model.use_flash_attention_2 and not probe.has_flash_attention:
+        rule, fix = "the flash-attn package is not installed", "write false, or install flash-attn"
+        faults.append(Fault(field="model.use_flash_attention_2", found="true", rule=rule, fix=fix))
+    if rules.rollout(cfg) and cfg.rl.rollout_engine == "vllm" and not probe.has_vllm:
+        rule, fix = "the vllm package is not installed", "write hf, or install vllm"
+        faults.append(Fault(field="rl.rollout_engine", found="vllm", rule=rule, fix=fix))
+    return faults
+
+
+OFFLOADS = ("actor_offload", "critic_offload", "reward_offload", "reference_offload")
+
+
+def with_notices(cfg: RunConfig) -> RunConfig:
+    """Say which settings do nothing on this device."""
+    idle = [f"rl.{name}" for name in OFFLOADS if vars(cfg.rl)[name]]
+    if cfg.training.device != "cpu" or not idle:
+        return cfg
+    notice = f"on a CPU everything is in host memory already, so these do nothing: {', '.join(idle)}"
+    return dataclasses.replace(cfg, source=dataclasses.replace(cfg.source, notices=(*cfg.source.notices, notice)))
 
 
 def choose_device(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:

@@ -1,0 +1,115 @@
+"""What the user sees: time-stamped lines, a progress bar on a terminal, one table of samples. Plain words, no colours.
+
+Every text goes through Capture.draw, so no console encoding can stop a run. What a model wrote is shown without
+control characters: an escape sequence in an answer must not move the cursor.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quickstart.record.capture import Capture
+
+TABLE_WIDTH = 110
+CELL_CHARACTERS = 160
+BAR_WIDTH = 24
+ERASE_LINE = "\r\x1b[K"  # only where the bar is drawn, on a terminal
+
+
+class Console:
+    """Lines and the bar of one run."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._bar = ""  # what stands on the last line of the terminal, to be redrawn below a new line
+        self._total = 0
+        self._began = time.monotonic()
+
+    def line(self, text: str) -> None:
+        """One line with the time of day."""
+        self._erase()
+        self._capture.say(f"{time.strftime('%H:%M:%S')}  {text}")
+        self._capture.draw(self._bar)
+
+    def block(self, text: str) -> None:
+        """Several lines as they are."""
+        self._erase()
+        self._capture.say(text)
+        self._capture.draw(self._bar)
+
+    def begin(self, total_steps: int) -> None:
+        """The bar starts here. Not drawn where nobody watches."""
+        self._total, self._began = total_steps, time.monotonic()
+
+    def progress(self, step: int) -> None:
+        """Move the bar to `step` finished steps."""
+        if not (self._total and self._capture.is_tty):
+            return
+        self._erase()
+        left = (time.monotonic() - self._began) / max(step, 1) * (self._total - step)
+        self._bar = bar_text(step, self._total, left, fancy=self._capture.encoding.startswith("utf"))
+        self._capture.draw(self._bar)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        self._erase()
+        self._bar, self._total = "", 0
+
+    def samples(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table of prompt, response and reward."""
+        self.block(sample_table(title, rows, fancy=self._capture.encoding.startswith("utf")))
+
+    def _erase(self) -> None:
+        if self._bar:
+            self._capture.draw(ERASE_LINE)
+
+
+def bar_text(step: int, total: int, seconds_left: float, *, fancy: bool) -> str:
+    """step 3/10 [#######       ] 0:42 left"""
+    full = round(BAR_WIDTH * min(step / total, 1))
+    done, rest = ("█", "░") if fancy else ("#", "-")
+    minutes, seconds = divmod(int(seconds_left), 60)
+    return f"step {step}/{total} {done * full}{rest * (BAR_WIDTH - full)} about {minutes}:{seconds:02d} left"
+
+
+def sample_table(title: str, rows: Sequence[Mapping[str, Any]], *, fancy: bool) -> str:
+    """The table as text; rich counts the columns that Chinese characters take."""
+    from rich import box
+    from rich.console import Console as RichConsole
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, box=box.SIMPLE_HEAD if fancy else box.ASCII, title_justify="left", title_style="")
+    table.add_column("prompt", ratio=2)
+    table.add_column("response", ratio=3)
+    table.add_column("reward", justify="right", no_wrap=True)
+    for row in rows:
+        prompt, response = (Text(printable(row[name])) for name in ("prompt", "response"))
+        table.add_row(prompt, response, Text(reward_text(row["reward"])))
+    out = io.StringIO()
+    RichConsole(file=out, width=TABLE_WIDTH, force_terminal=False, no_color=True, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as columns, two blanks apart; the last column runs free."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    cells = [[*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]] for row in rows]
+    return "\n".join("  " + "  ".join(row).rstrip() for row in cells)
+
+
+def reward_text(reward: Any) -> str:
+    """Two decimals; a reward that is missing stands as a dash."""
+    return "-" if reward is None else f"{float(reward):.2f}"
+
+
+def printable(value: Any) -> str:
+    """One line of visible characters, cut when long. Chat messages become their texts."""
+    text = value if isinstance(value, str) else " ".join(str(message["content"]) for message in value)
+    text = " ".join(text.split())
+    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 3] + "..."
