@@ -192,8 +192,10 @@ class RLArguments:
         1, "passes added up before one optimizer update: batch size x this x devices samples", at_least=1
     )
     ppo_epochs: int = option(1, "times that each rollout is used for updates", at_least=1, used_by=ROLLOUT_TYPES)
-    learning_rate: float = option(1e-6, "of the policy", above=0, at_most=1)
-    critic_learning_rate: float = option(1e-5, "of the value model", above=0, at_most=1, used_by=CRITIC_TYPES)
+    learning_rate: float = option(1e-6, "step size of the policy's optimizer", above=0, at_most=1)
+    critic_learning_rate: float = option(
+        1e-5, "step size of the value model's optimizer", above=0, at_most=1, used_by=CRITIC_TYPES
+    )
     lr_scheduler_type: Literal["constant", "cosine"] = option("constant", "after warm-up; verl has these two")
     warmup_ratio: float = option(
         0.0,
@@ -202,7 +204,9 @@ class RLArguments:
         below=1,
         ratio=True,
     )
-    weight_decay: float = option(0.01, "AdamW's", at_least=0, below=1)
+    weight_decay: float = option(
+        0.01, "of AdamW; it pulls all weights towards 0, norms and biases too, as verl does", at_least=0, below=1
+    )
     max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", above=0)
     ppo_clip_ratio: float = option(
         0.2,

@@ -34,18 +34,19 @@ def cast(value: Any, kind: Any, *, ratio: bool = False) -> Any:
     Of a union the first member that takes the value wins; text arms come last so that "8" becomes 8.
     """
     arms = members(kind)
+    values = [arm for arm in arms if arm is not type(None)]
     if value is None or (isinstance(value, str) and type(None) in arms and value.strip().lower() in NULL_WORDS):
         return (
             None
             if type(None) in arms
             else Refused(f"must be {describe(kind)}, not empty", "write a value or leave it out")
         )
-    for arm in sorted((a for a in arms if a is not type(None)), key=lambda a: a is str):
+    for arm in sorted(values, key=lambda arm: arm is str):
         result = cast_one(value, arm, ratio)
         if not isinstance(result, Refused):
             return result
-    if len(arms) == 1:
-        return cast_one(value, arms[0], ratio)
+    if len(values) == 1:
+        return cast_one(value, values[0], ratio)
     return Refused(f"must be {describe(kind)}", hint_for(value, kind))
 
 

@@ -68,10 +68,10 @@ def bad_form(argument: str, key: str) -> Fault:
     bare = key.lstrip("-+")
     if bare != key and KEY.fullmatch(bare):
         return fault(argument, "dashes or + in front of a setting", f"write {full_key(bare)}=VALUE")
-    if (KEY.fullmatch(key) and "." in key) or homes(key):
-        return fault(argument, "a key without a value", f"write {full_key(key)}=VALUE, without blanks around =")
     if key.endswith((".yaml", ".yml")):
         return fault(argument, "a file name", f"write --config {argument}")
+    if (KEY.fullmatch(key) and "." in key) or homes(key):
+        return fault(argument, "a key without a value", f"write {full_key(key)}=VALUE, without blanks around =")
     return fault(argument, "not of the form section.key=value", "for example rl.learning_rate=1e-6")
 
 
