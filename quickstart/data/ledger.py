@@ -1,0 +1,104 @@
+"""The account of a reading: rows in = rows out + rows named. Collects faults, drops and remarks, first ten places each.
+
+Not here: any rule. A fault refuses the run (one UserError with all kinds of faults), a drop leaves one row out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quickstart.data.rows import RowFault
+from quickstart.errors import Fault, UserError
+
+NAMED = 10  # places that are written out for each kind
+
+
+@dataclass(slots=True)
+class Places:
+    """How often something was met, and where first."""
+
+    count: int = 0
+    first: list[tuple[str, int]] = field(default_factory=list)
+
+    def add(self, file: str, line: int) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.first) < NAMED:
+            self.first.append((file, line))
+
+    def render(self) -> str:
+        """`a.jsonl:3, 7, b.jsonl:1 and 12 more`."""
+        parts: list[str] = []
+        before = None
+        for file, line in self.first:
+            parts.append(str(line) if file == before else f"{file}:{line}")
+            before = file
+        more = self.count - len(self.first)
+        return ", ".join(parts) + (f" and {more} more" if more else "")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What happened to the rows of one reading."""
+
+    rows_read: int = 0  # records that were met, good or bad
+    rows_kept: int = 0
+    dropped: dict[str, Places] = field(default_factory=dict)  # reason -> where
+    remarks: dict[str, Places] = field(default_factory=dict)  # what was understood in another way than written
+    faults: dict[str, tuple[RowFault, Places]] = field(default_factory=dict)  # rule -> first of its kind, where
+    general: list[Fault] = field(default_factory=list)  # about a file or a setting, not about a row
+
+    def fault(self, problem: RowFault, file: str, line: int) -> None:
+        """A row that refuses the run."""
+        self.faults.setdefault(problem.rule, (problem, Places()))[1].add(file, line)
+
+    def drop(self, reason: str, file: str, line: int) -> None:
+        """A row that is left out."""
+        self.dropped.setdefault(reason, Places()).add(file, line)
+
+    def remark(self, text: str, file: str, line: int) -> None:
+        """A row that was understood, but not as plainly written."""
+        self.remarks.setdefault(text, Places()).add(file, line)
+
+    @property
+    def rows_dropped(self) -> int:
+        """Rows left out, over all reasons."""
+        return sum(places.count for places in self.dropped.values())
+
+    @property
+    def rows_faulty(self) -> int:
+        """Rows that refuse the run, over all kinds."""
+        return sum(places.count for _, places in self.faults.values())
+
+    def raise_faults(self) -> None:
+        """Raise one UserError with every fault so far, one entry for each kind; nothing where there are none."""
+        faults = self.general + [_row_fault(problem, places) for problem, places in self.faults.values()]
+        if faults:
+            raise UserError(faults)
+
+    def raise_empty(self, field_name: str, files: str) -> None:
+        """Raise when no row is left, with the reasons."""
+        if self.rows_kept:
+            return
+        reasons = "; ".join(f"{reason}: {places.render()}" for reason, places in self.dropped.items())
+        found = f"{files}: 0 of {self.rows_read} rows can be used" if self.rows_read else f"{files}: no records"
+        fix = "correct these rows or name another file" if self.rows_read else "name a file with rows in it"
+        rule = f"at least one row must be left ({reasons})" if reasons else "the file has no records"
+        raise UserError(Fault(field=field_name, found=found, rule=rule, fix=fix))
+
+    def notices(self) -> list[str]:
+        """One line for each reason and each remark."""
+        lines = [
+            f"{places.count} of {self.rows_read} rows left out, {reason}: {places.render()}"
+            for reason, places in self.dropped.items()
+        ]
+        return lines + [
+            f"{text} ({places.count} rows, first {places.first[0][0]}:{places.first[0][1]})"
+            for text, places in self.remarks.items()
+        ]
+
+
+def _row_fault(problem: RowFault, places: Places) -> Fault:
+    file, line = places.first[0]
+    others = f" (in {places.count} rows: {places.render()})" if places.count > 1 else ""
+    return Fault(field=f"{file}:{line}", found=problem.found, rule=problem.rule + others, fix=problem.fix)
