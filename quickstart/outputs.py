@@ -63,10 +63,14 @@ class OutputFolder:
         root = check(output_dir)
         root.mkdir(parents=True, exist_ok=True)
         take_lock(root)
-        moved_to = None if keep else archive(root)
-        for name in (ROLLOUTS, TENSORBOARD, CHECKPOINTS, LOGS):
-            (root / name).mkdir(exist_ok=True)
-        write_json(root / RUN, {**read_run(root), MARK: True, "exit_reason": "running"})
+        try:
+            moved_to = None if keep else archive(root)
+            write_json(root / RUN, {**read_run(root), MARK: True, "exit_reason": "running"})  # first: it is the mark
+            for name in (ROLLOUTS, TENSORBOARD, CHECKPOINTS, LOGS):
+                (root / name).mkdir(exist_ok=True)
+        except BaseException:
+            cls(root).release()
+            raise
         return cls(root, moved_to)
 
     def release(self) -> None:

@@ -59,8 +59,8 @@ class Capture:
         for copy in self._kept.values():
             os.close(copy)
         if self._screen is not self._user[0]:
-            flush(self._screen)
-            self._screen.close()
+            with contextlib.suppress(BrokenPipeError):  # what a closed pipe never took is in its buffer
+                self._screen.close()
         self._kept, self._screen = {}, self._user[0]
         # The log stays open: a thread or handler of a library may hold it. It closes with its last holder.
         self._file.flush()

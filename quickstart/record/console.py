@@ -83,16 +83,17 @@ def sample_table(title: str, rows: Sequence[Mapping[str, Any]], *, fancy: bool) 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD if fancy else box.ASCII, title_justify="left", title_style="")
-    table.add_column("prompt", ratio=2)
-    table.add_column("response", ratio=3)
+    table = Table(box=box.SIMPLE_HEAD if fancy else box.ASCII, width=TABLE_WIDTH)
+    table.add_column("prompt", ratio=2, overflow="fold")
+    table.add_column("response", ratio=3, overflow="fold")
     table.add_column("reward", justify="right", no_wrap=True)
     for row in rows:
         prompt, response = (Text(printable(row[name])) for name in ("prompt", "response"))
         table.add_row(prompt, response, Text(reward_text(row["reward"])))
     out = io.StringIO()
     RichConsole(file=out, width=TABLE_WIDTH, force_terminal=False, no_color=True, legacy_windows=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join([title, *(line for line in lines if line)])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -110,6 +111,6 @@ def reward_text(reward: Any) -> str:
 def printable(value: Any) -> str:
     """One line of visible characters, cut when long. Chat messages become their texts."""
     text = value if isinstance(value, str) else " ".join(str(message["content"]) for message in value)
+    text = "".join(c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
     text = " ".join(text.split())
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 3] + "..."

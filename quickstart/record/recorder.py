@@ -53,7 +53,8 @@ class Recorder:
             settings=state_settings(cfg),
         )
         self._max_steps = 0
-        self._step = 0
+        self.step = 0  # the last one that was finished
+        self.last_metrics: dict[str, Any] = {}
         self._rewards: list[float] = []  # mean of each step
         self._last_rows: Sequence[Mapping[str, Any]] = ()
         self._facts = start_facts(cfg, choices, argv)
@@ -98,7 +99,7 @@ class Recorder:
     def update(self, step: int, epoch: float, metrics: Mapping[str, Any]) -> None:
         """Metrics of one finished step, under verl's names."""
         assert self._events is not None, "begin() comes first"
-        self._step = step
+        self.step, self.last_metrics = step, dict(metrics)
         lost = self._state.add(step, epoch, metrics)
         self._events.scalars(step, {**plain_metrics(metrics), **metrics})
         if lost:
@@ -137,11 +138,11 @@ class Recorder:
         if self._events:
             self._events.close()
         self._outputs.update_run(
-            ended=now(), exit_reason=exit_reason, steps=self._step, nonfinite_values=self._state.nonfinite
+            ended=now(), exit_reason=exit_reason, steps=self.step, nonfinite_values=self._state.nonfinite
         )
-        if self._step > 1 and self._last_rows:
+        if self.step > 1 and self._last_rows:
             self.console.samples("Answers of the last step: best, middle and worst", pick(self._last_rows))
-        self.console.line(closing_line(exit_reason, self._step, self._rewards, self._outputs.root))
+        self.console.line(closing_line(exit_reason, self.step, self._rewards, self._outputs.root))
 
     def _is_told(self, step: int) -> bool:
         return step in (1, self._max_steps) or step % self._cfg.training.logging_steps == 0

@@ -22,7 +22,8 @@ PLAIN_NAMES: dict[str, tuple[str, ...]] = {
     # policy against reference model where KL is charged, else policy against itself before the update
     "kl": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
 }
-WRITING_SHARE = 0.02  # of the run's time, at most, goes into rewriting the file
+CHEAP_S = 0.005  # a rewrite that takes less is done after every step
+WRITING_SHARE = 0.02  # of the run's time, at most, goes into slower ones
 
 
 class TrainerState:
@@ -56,7 +57,7 @@ class TrainerState:
         entry = {"step": step, "epoch": round(epoch, 6), **clean, **({"nonfinite": lost} if lost else {})}
         self._entries.append(textwrap.indent(to_json(entry, indent=2), "    "))
         self._head.update(epoch=round(epoch, 6), global_step=step)
-        if time.monotonic() - self._saved_at >= self._cost_s / WRITING_SHARE:
+        if self._cost_s < CHEAP_S or time.monotonic() - self._saved_at >= self._cost_s / WRITING_SHARE:
             self.save()
         return lost
 
