@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quickstart.arguments import RunConfig
+from quickstart.arguments import ESTIMATORS, RunConfig
 from quickstart.errors import Fault, UserError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -25,7 +25,7 @@ ENGINES = (f"{ACTOR}.fsdp_config", f"{REFERENCE}.fsdp_config", "critic.fsdp")
 PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 # Keys that verl's YAML does not list but its dataclasses read: to be added, not overridden.
-EXTRA_KEYS = ("mixed_precision", "attn_implementation", "reward_kwargs", "fused")
+EXTRA_KEYS = ("mixed_precision", "attn_implementation", "reward_kwargs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class RunPaths:
     reward_file: Path  # Python file that verl loads the reward function from
     reward_name: str
     reward_kwargs: dict[str, Any]
+    chat_template: str | None = None  # for a tokenizer that has none
 
 
 def batch_table(cfg: RunConfig, devices: int = 1) -> dict[str, int]:
@@ -54,11 +55,6 @@ def batch_table(cfg: RunConfig, devices: int = 1) -> dict[str, int]:
     }
 
 
-def estimator(rl_type: str) -> str:
-    """verl's name of the advantage estimator: PPO is GAE with a critic."""
-    return "gae" if rl_type == "ppo" else rl_type
-
-
 def translate(cfg: RunConfig, paths: RunPaths, *, device: str, steps: int) -> dict[str, Any]:
     """verl's keys and values for a PPO-family run, flat and dotted, without the user's own `verl:` section.
 
@@ -69,7 +65,7 @@ def translate(cfg: RunConfig, paths: RunPaths, *, device: str, steps: int) -> di
     """
     return (
         _data(cfg, paths)
-        | _model(cfg)
+        | _model(cfg, paths.chat_template)
         | _actor(cfg)
         | _critic(cfg)
         | _engines(cfg)
@@ -94,7 +90,7 @@ def _data(cfg: RunConfig, paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def _model(cfg: RunConfig) -> dict[str, Any]:
+def _model(cfg: RunConfig, chat_template: str | None) -> dict[str, Any]:
     model = cfg.model
     attention = "flash_attention_2" if model.use_flash_attention_2 else "sdpa"
     keys: dict[str, Any] = {}
@@ -103,6 +99,7 @@ def _model(cfg: RunConfig) -> dict[str, Any]:
             f"{prefix}.path": path,
             f"{prefix}.tokenizer_path": model.tokenizer_name_or_path or model.model_name_or_path,
             f"{prefix}.trust_remote_code": model.trust_remote_code,
+            f"{prefix}.custom_chat_template": chat_template,
             f"{prefix}.override_config.attn_implementation": attention,  # verl: flash_attention_2 (model.py:185)
             f"{prefix}.enable_gradient_checkpointing": bool(model.gradient_checkpointing),
             # packed rows need flash attention's varlen kernels; with sdpa they attend across rows
@@ -124,7 +121,8 @@ def critic_path(cfg: RunConfig) -> str:
 
 def _optimizer(cfg: RunConfig, prefix: str, learning_rate: float) -> dict[str, Any]:
     rl = cfg.rl
-    return {
+    fused = {f"{prefix}.override_optimizer_config": {"fused": True}} if cfg.training.device == "cuda" else {}
+    return fused | {
         f"{prefix}.lr": learning_rate,
         f"{prefix}.lr_scheduler_type": rl.lr_scheduler_type,
         f"{prefix}.lr_warmup_steps_ratio": rl.warmup_ratio,
@@ -203,7 +201,7 @@ def _rollout(cfg: RunConfig, device: str) -> dict[str, Any]:
 def _algorithm(cfg: RunConfig) -> dict[str, Any]:
     rl = cfg.rl
     keys = {
-        "algorithm.adv_estimator": estimator(rl.rl_type),
+        "algorithm.adv_estimator": ESTIMATORS[rl.rl_type],
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.lam,
         "algorithm.use_kl_in_reward": rl.kl_placement == "reward",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, StaticCache
+from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -159,10 +159,7 @@ class GraphGenerator(Generator):
 
     def _prefill_into(self, step: _Step, ids: torch.Tensor, mask: torch.Tensor, owner: torch.Tensor) -> None:
         """Read the prompts, fill the cache, draw the first token."""
-        rows, length, _ = step.shape
         width = ids.shape[1]
-        from transformers import DynamicCache
-
         prompts = DynamicCache()
         logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), prompts)
         self._fill_cache(step, prompts, owner, width)

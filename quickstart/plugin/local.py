@@ -53,6 +53,10 @@ class LocalRay:
         return value
 
 
+# What loading takes place in which call of verl's `_setup`, for the console.
+LOADING = {"reset": "critic", "init_model": "actor, reference and rollout engine"}
+
+
 class WorkerHandle:
     """One verl worker, called directly, with the calling convention of a RayWorkerGroup.
 
@@ -61,9 +65,9 @@ class WorkerHandle:
     without waiting (`blocking=False`) give a :class:`Done`, unless they store their result.
     """
 
-    def __init__(self, worker: Any, store: MemoryStore, loop: LocalLoop) -> None:
+    def __init__(self, worker: Any, store: MemoryStore, loop: LocalLoop, tell: Callable[[str], None]) -> None:
         self.worker = worker
-        self._store, self._loop = store, loop
+        self._store, self._loop, self._tell = store, loop, tell
         self._dispatch_info: dict[str, Any] = {}
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -73,6 +77,8 @@ class WorkerHandle:
         return partial(self._call, getattr(self.worker, name))
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ in LOADING:
+            self._tell(LOADING[method.__name__])
         keys = args[0] if args and isinstance(args[0], KVBatchMeta) else None
         if keys is not None:
             args = (self._rows_of(keys), *args[1:])
@@ -124,9 +130,10 @@ class LocalResourcePools:
 class LocalRun:
     """What one local run's stand-ins share: the store, the event loop, and the objects as they come to life."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self.store = MemoryStore()
         self.loop = LocalLoop()
+        self.tell = tell  # told what is being loaded
         self.actor: WorkerHandle | None = None
         self.reward_handles: list[Any] = []
 
@@ -145,7 +152,7 @@ class LocalRun:
         return SimpleNamespace(spawn=spawn)
 
     def _worker(self, role: str, recipe: Any) -> WorkerHandle:
-        handle = WorkerHandle(recipe.cls(*recipe.args, **recipe.kwargs), self.store, self.loop)
+        handle = WorkerHandle(recipe.cls(*recipe.args, **recipe.kwargs), self.store, self.loop, self.tell)
         if role.startswith("actor"):
             self.actor = handle
         return handle
@@ -199,9 +206,13 @@ def _same_recipes(class_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def in_process() -> Iterator[LocalRun]:
-    """verl's trainer module with the stand-ins in place; put back at the end, also after an error."""
-    run = LocalRun()
+def in_process(tell: Callable[[str], None] = lambda _: None) -> Iterator[LocalRun]:
+    """verl's trainer module with the stand-ins in place; put back at the end, also after an error.
+
+    Args:
+        tell: told what is being loaded, while the trainer is set up.
+    """
+    run = LocalRun(tell)
     undo = replace_names(run.stand_ins())
     try:
         yield run

@@ -7,6 +7,7 @@ verl knows a rollout as two things: a BaseRollout (weights in, memory released a
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
 
 from quickstart.plugin.engine import Completion, Generator, Sampling
+from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
 
 # How long a batch waits for more requests when it is not known how many will come.
 QUIET_SECONDS = 0.02
@@ -65,7 +67,7 @@ class LocalRollout(BaseRollout):
         self._dtype = getattr(torch, self.config.dtype)
         with init_empty_weights(include_buffers=False):
             self.model = AutoModelForCausalLM.from_config(
-                self.model_config.hf_config,
+                self._own_config(),
                 dtype=self._dtype,
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
@@ -73,11 +75,25 @@ class LocalRollout(BaseRollout):
         self._waiting: list[_Request] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    def _own_config(self) -> Any:
+        """The model's configuration with this engine's attention; a copy, since the actor reads the same object."""
+        config = copy.deepcopy(self.model_config.hf_config)
+        if self._uses_graphs():
+            config._attn_implementation = ATTENTION
+        return config
+
+    def _uses_graphs(self) -> bool:
+        """Graphs need a CUDA device and layers that attend to the full length."""
+        kinds = set(getattr(self.model_config.hf_config, "layer_types", None) or ["full_attention"])
+        return self._device.type == "cuda" and kinds == {"full_attention"} and not self.config.enforce_eager
+
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released: on a CPU the weights stay, and the cache lives only while a batch runs."""
+        """Nothing to do: the weights stay, and a cache is made when a batch needs it."""
 
     async def release(self) -> None:
-        """See resume."""
+        """Free the cache of the last batch where the config says so (rollout.free_cache_engine)."""
+        if self.config.free_cache_engine and isinstance(self._generator, GraphGenerator):
+            self._generator.release()
 
     async def update_weights(
         self,
@@ -110,11 +126,13 @@ class LocalRollout(BaseRollout):
         self.model.tie_weights()
         self.model.to(self._device)
         self.model.requires_grad_(False)
-        self._generator = Generator(
+        kind = GraphGenerator if self._uses_graphs() else Generator
+        self._generator = kind(
             self.model,
             stop_token_ids=stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
             pad_token_id=self.model_config.tokenizer.pad_token_id,
             seed=self.config.seed,
+            max_rows=self.config.max_num_seqs,
         )
 
     @torch.no_grad()

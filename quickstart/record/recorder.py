@@ -54,12 +54,12 @@ class Recorder:
         )
         self._max_steps = 0
         self.step = 0  # the last one that was finished
-        self.last_metrics: dict[str, Any] = {}
+        self.last_metrics: dict[str, Any] = {}  # its metrics, plain names among them
+        self._closed = False
         self._rewards: list[float] = []  # mean of each step
         self._last_rows: Sequence[Mapping[str, Any]] = ()
-        self._facts = start_facts(cfg, choices, argv)
         write_atomic(outputs.config, to_yaml(cfg))
-        outputs.update_run(**self._facts, exit_reason="running")
+        outputs.update_run(**start_facts(cfg, choices, argv), exit_reason="running")
 
     def fact(self, **facts: Any) -> None:
         """Add to run.json what shows only on the way: data_sha256=..., num_train=..."""
@@ -99,9 +99,9 @@ class Recorder:
     def update(self, step: int, epoch: float, metrics: Mapping[str, Any]) -> None:
         """Metrics of one finished step, under verl's names."""
         assert self._events is not None, "begin() comes first"
-        self.step, self.last_metrics = step, dict(metrics)
+        self.step, self.last_metrics = step, {**plain_metrics(metrics), **metrics}
         lost = self._state.add(step, epoch, metrics)
-        self._events.scalars(step, {**plain_metrics(metrics), **metrics})
+        self._events.scalars(step, self.last_metrics)
         if lost:
             self.console.line(f"Step {step}: not finite, recorded as null: {', '.join(lost)}")
         if self._is_told(step):
@@ -130,9 +130,9 @@ class Recorder:
 
     def close(self, exit_reason: str) -> None:
         """The run is over: completed, interrupted, or failed: WHY. Completes every file. Safe to call twice."""
-        if self._facts.get("closed"):
+        if self._closed:
             return
-        self._facts["closed"] = True
+        self._closed = True
         self.console.end()
         self._state.save(durable=True)
         if self._events:
@@ -142,7 +142,7 @@ class Recorder:
         )
         if self.step > 1 and self._last_rows:
             self.console.samples("Answers of the last step: best, middle and worst", pick(self._last_rows))
-        self.console.line(closing_line(exit_reason, self.step, self._rewards, self._outputs.root))
+        self.console.line(closing_line(exit_reason, self.step, self._rewards, self._outputs))
 
     def _is_told(self, step: int) -> bool:
         return step in (1, self._max_steps) or step % self._cfg.training.logging_steps == 0
@@ -178,11 +178,13 @@ def update_line(step: int, rl_type: str, metrics: Mapping[str, Any]) -> str:
     return f"Step {step}: {algorithm_name(rl_type)} update done." + (f" Loss: {', '.join(parts)}" if parts else "")
 
 
-def closing_line(exit_reason: str, steps: int, rewards: Sequence[float], folder: Path) -> str:
-    """The last line of a run."""
-    word = "Training completed" if exit_reason == "completed" else f"Training ended early ({exit_reason})"
+def closing_line(exit_reason: str, steps: int, rewards: Sequence[float], outputs: OutputFolder) -> str:
+    """The last line of a run; after a failure it points to the log."""
+    reason = (exit_reason.splitlines() or [""])[0][:160]
+    word = "Training completed" if exit_reason == "completed" else f"Training ended early ({reason})"
     change = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if len(rewards) > 1 else ""
-    return f"{word}: {steps} steps{change}. Results are in {folder}"
+    log = f"; the log of it all: {outputs.log}" if exit_reason.startswith("failed") else ""
+    return f"{word}: {steps} steps{change}. Results are in {outputs.root}{log}"
 
 
 def settings_text(cfg: RunConfig, choices: Sequence[Choice]) -> str:

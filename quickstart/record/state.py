@@ -22,8 +22,8 @@ PLAIN_NAMES: dict[str, tuple[str, ...]] = {
     # policy against reference model where KL is charged, else policy against itself before the update
     "kl": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
 }
-CHEAP_S = 0.005  # a rewrite that takes less is done after every step
-WRITING_SHARE = 0.02  # of the run's time, at most, goes into slower ones
+CHEAP_CHARACTERS = 1_000_000  # a file up to this size is rewritten after every step
+WRITING_SHARE = 0.02  # of the run's time, at most, goes into rewriting a larger one
 
 
 class TrainerState:
@@ -45,6 +45,7 @@ class TrainerState:
             **{name: value for name, value in settings.items() if value is not None},
         }
         self._entries: list[str] = []  # already JSON, so that an old entry is not encoded again each step
+        self._characters = 0
         self._cost_s = 0.0
         self._saved_at = float("-inf")
         self.nonfinite: dict[str, int] = {}  # metric -> how often it was not finite
@@ -55,9 +56,10 @@ class TrainerState:
         for name in lost:
             self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
         entry = {"step": step, "epoch": round(epoch, 6), **clean, **({"nonfinite": lost} if lost else {})}
-        self._entries.append(textwrap.indent(to_json(entry, indent=2), "    "))
+        self._append(entry)
         self._head.update(epoch=round(epoch, 6), global_step=step)
-        if self._cost_s < CHEAP_S or time.monotonic() - self._saved_at >= self._cost_s / WRITING_SHARE:
+        is_cheap = self._characters < CHEAP_CHARACTERS
+        if is_cheap or time.monotonic() - self._saved_at >= self._cost_s / WRITING_SHARE:
             self.save()
         return lost
 
@@ -65,7 +67,7 @@ class TrainerState:
         """An entry of its own, as Hugging Face's trainers write their evaluations."""
         clean, lost = without_nonfinite(metrics)
         entry = {"step": step, "epoch": round(epoch, 6), **clean, **({"nonfinite": lost} if lost else {})}
-        self._entries.append(textwrap.indent(to_json(entry, indent=2), "    "))
+        self._append(entry)
         self.save()
 
     def set_max_steps(self, max_steps: int) -> None:
@@ -74,7 +76,8 @@ class TrainerState:
 
     def load(self, entries: list[dict[str, Any]]) -> None:
         """Take over the history of the run that is resumed."""
-        self._entries = [textwrap.indent(to_json(entry, indent=2), "    ") for entry in entries]
+        for entry in entries:
+            self._append(entry)
 
     def save(self, *, durable: bool = False) -> None:
         """Write the file now."""
@@ -82,6 +85,10 @@ class TrainerState:
         write_atomic(self._path, self._text(), durable=durable)
         self._saved_at = time.monotonic()
         self._cost_s = self._saved_at - began
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        self._entries.append(textwrap.indent(to_json(entry, indent=2), "    "))
+        self._characters += len(self._entries[-1])
 
     def _text(self) -> str:
         history = "[\n" + ",\n".join(self._entries) + "\n  ]" if self._entries else "[]"

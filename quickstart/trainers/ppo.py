@@ -213,7 +213,7 @@ class LocalPPOTrainer(PPOTrainerSync):
 @contextmanager
 def local_trainer(config: Any, reporter: Reporter, stop: Callable[[], bool]) -> Iterator[LocalPPOTrainer]:
     """A trainer whose models are loaded, ready for :func:`fit`; its stand-ins are put back at the end."""
-    with in_process() as run:
+    with in_process(lambda what: reporter.phase(f"Initialising {what}")) as run:
         trainer = LocalPPOTrainer(config, run, reporter, stop)
         trainer.init()
         yield trainer

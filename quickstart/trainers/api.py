@@ -1,0 +1,258 @@
+"""One run from settings to results: look, claim, load, train, close. The order is the promise.
+
+Everything that a user can get wrong is found before the output folder is touched; the folder is claimed before anything
+heavy is imported; and however the run ends, its files are complete and say how it ended. What trains is in `ppo` and
+`preference`; what writes is in `record`.
+
+    Trainer(model_args=ModelArguments(...), rl_args=RLArguments(rl_type="grpo"), training_args={...}).train()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from quickstart import config
+from quickstart.arguments import (
+    PREFERENCE_TYPES,
+    DataArguments,
+    ModelArguments,
+    RLArguments,
+    RunConfig,
+    TrainingArguments,
+    algorithm_name,
+)
+from quickstart.config import Choice
+from quickstart.errors import Fault, RunError, UserError
+from quickstart.outputs import OutputFolder
+from quickstart.outputs import check as check_output
+from quickstart.record.capture import Capture
+from quickstart.record.recorder import Recorder
+from quickstart.trainers import environment, resume, startup
+
+if TYPE_CHECKING:
+    from quickstart.trainers.ppo import LocalPPOTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a finished run leaves: where it is, and the last record of its log_history."""
+
+    output_dir: Path
+    steps: int
+    metrics: dict[str, Any]
+
+
+class Trainer:
+    """The Python way in: the same settings, the same run, the same files as the command line.
+
+    Args:
+        model_args, data_args, rl_args: argument objects, or mappings of their fields.
+        training_args: TrainingArguments, or a mapping such as {"output_dir": "outputs", "logging_steps": 1}.
+        verl: keys of verl's own configuration, nested or dotted.
+
+    Raises:
+        UserError: everything that is wrong with the settings, at once.
+    """
+
+    def __init__(
+        self,
+        model_args: ModelArguments | Mapping[str, Any] | None = None,
+        data_args: DataArguments | Mapping[str, Any] | None = None,
+        rl_args: RLArguments | Mapping[str, Any] | None = None,
+        training_args: TrainingArguments | Mapping[str, Any] | None = None,
+        verl: Mapping[str, Any] | None = None,
+    ) -> None:
+        resolved = config.resolve(config.from_arguments(model_args, data_args, rl_args, training_args, verl))
+        self.cfg, self.choices = resolved.cfg, resolved.choices
+
+    def train(self) -> RunResult:
+        """Run it. Raises as :func:`train`."""
+        return train(self.cfg, self.choices)
+
+
+def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = ()) -> RunResult:
+    """One run with resolved settings.
+
+    Args:
+        cfg: no "auto" left (config.resolve).
+        choices: what was chosen for "auto", to be printed and recorded.
+        argv: the command, for run.json.
+
+    Raises:
+        UserError: the user can fix it. Before the start nothing was written; a RunError came later, what was done is
+            kept.
+        KeyboardInterrupt: the user stopped it; what was done is kept.
+    """
+    started = time.monotonic()
+    environment.set_variables(cfg.training.device)  # before the first import of torch
+    check_backend(cfg)
+    check_output(cfg.training.output_dir)
+    ready = startup.prepare_run(cfg)
+    cfg = ready.cfg
+    point = resume.find(cfg)
+    if point is not None:
+        cfg = with_checkpoint(cfg, point)
+        ready = dataclasses.replace(ready, cfg=cfg)
+    with (
+        OutputFolder.claim(cfg.training.output_dir, keep=point is not None) as outputs,
+        Capture(outputs.log) as capture,
+    ):
+        recorder = Recorder(outputs, cfg, capture, choices=choices, argv=argv)
+        recorder.settings(choices)
+        if outputs.moved_to is not None:
+            recorder.phase(f"The run that was here is now in {outputs.moved_to}")
+        for notice in ready.notices:
+            recorder.phase(notice)
+        recorder.fact(data_sha256=ready.data_sha256, num_train=ready.num_train, steps_planned=ready.steps)
+        with ending(recorder):
+            run = _preference if cfg.rl.rl_type in PREFERENCE_TYPES else _ppo
+            run(ready, outputs, recorder, capture, point, started)
+        return RunResult(output_dir=outputs.root, steps=recorder.step, metrics=recorder.last_metrics)
+
+
+def with_checkpoint(cfg: RunConfig, point: resume.Point) -> RunConfig:
+    """The settings with the checkpoint's folder in place of `latest`."""
+    training = dataclasses.replace(cfg.training, resume_from_checkpoint=str(point.folder))
+    return dataclasses.replace(cfg, training=training)
+
+
+def check_backend(cfg: RunConfig) -> None:
+    """Only what exists can be asked for."""
+    if cfg.training.backend == "ray":
+        raise UserError(
+            Fault(
+                field="training.backend",
+                found="ray",
+                rule="several devices on Ray are not there yet; this version trains on one device",
+                fix="write local or auto, with training.num_devices=1",
+            )
+        )
+
+
+@contextlib.contextmanager
+def ending(recorder: Recorder) -> Iterator[None]:
+    """Whatever happens inside, the run's files are closed and say how it ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        recorder.close("interrupted")
+        raise
+    except RunError as error:
+        recorder.close(f"stopped: {error.faults[0].rule}")
+        raise
+    except BaseException as error:
+        recorder.close(f"failed: {type(error).__name__}: {error}")
+        raise
+    recorder.close("completed")
+
+
+class StopSwitch:
+    """Ctrl-C once: stop after this step, with a checkpoint. Twice: stop now. Only in the main thread.
+
+    Args:
+        tell: told once, when the first Ctrl-C comes.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._asked = False
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._tell("Stopping after this step (Ctrl-C again: stop now)")
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[StopSwitch]:
+        """While inside, Ctrl-C is ours; the handler of before is put back."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _ppo(
+    ready: startup.Ready,
+    outputs: OutputFolder,
+    recorder: Recorder,
+    capture: Capture,
+    point: resume.Point | None,
+    started: float,
+) -> None:
+    """verl's PPO trainer on one device."""
+    cfg = ready.cfg
+    recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    environment.set_threads(cfg.training.num_threads)
+    with environment.without_package("vllm"):
+        from quickstart import verl_config
+        from quickstart.plugin import shims
+        from quickstart.trainers import ppo
+
+        keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
+        whole = verl_config.compose(keys, cfg.verl)
+        undo = shims.install(cfg.training.device, reference_on_device=cfg.rl.reference_offload is None)
+    environment.seed_everything(cfg.training.seed)
+    recorder.phase(f"Loading reward: {cfg.rl.reward}")
+    ready.guard_terminal(capture.terminal)
+    recorder.phase(f"Loading model {cfg.model.model_name_or_path}")
+    switch = StopSwitch(recorder.phase)
+    try:
+        with environment.process_group(), ppo.local_trainer(whole, recorder, switch) as trainer:
+            recorder.begin(ready.steps, point.history if point else ())
+            recorder.phase(loop_line(ready, time.monotonic() - started))
+            with switch.armed():
+                _fit(trainer, recorder)
+    finally:
+        undo()
+
+
+def _fit(trainer: LocalPPOTrainer, recorder: Recorder) -> None:
+    """verl's loop; a stop between two steps leaves a checkpoint first."""
+    from quickstart.trainers import ppo
+
+    try:
+        ppo.fit(trainer)
+    except ppo.StopRequested:
+        if trainer.global_steps > 0 and trainer.config.trainer.save_freq > 0:
+            trainer._save_checkpoint()
+        raise KeyboardInterrupt from None
+
+
+def _preference(*_: Any) -> None:
+    """DPO and its kin, on verl's engine."""
+    raise UserError(
+        Fault(
+            field="rl.rl_type",
+            found="a preference method",
+            rule="not built in yet",
+            fix="use ppo or grpo",
+        )
+    )
+
+
+def loop_line(ready: startup.Ready, seconds: float) -> str:
+    """What is about to happen, in numbers."""
+    from quickstart.verl_config import batch_table
+
+    table = batch_table(ready.cfg)
+    return (
+        f"Starting the training loop after {seconds:.1f} s: {ready.steps} steps of {table['prompts_per_step']} prompts, "
+        f"{table['samples_per_step']} responses and {table['updates_per_step']} updates each"
+    )

@@ -1,0 +1,85 @@
+"""This process made ready for verl without Ray: variables, threads, seeds, and a process group of one.
+
+The variables must be set before torch and verl are imported: they are read then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# verl's workers read these as torchrun would set them (single_controller/base/worker.py:190).
+ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+QUIET = {
+    # Threads of torch wait asleep instead of spinning. Alone on a machine it makes no difference; beside one other busy
+    # process on 2 cores a step took 0.8 s instead of 11 s. libgomp reads it when torch is imported.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray ray.get must fail, not start a cluster
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+
+
+def set_variables(device: str) -> None:
+    """Environment variables of a local run; what the user has set stays, but for the process group's."""
+    os.environ.update(ONE_PROCESS)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if device == "cpu":
+        os.environ["VERL_PLATFORM"] = "cpu"
+
+
+def set_threads(count: int) -> None:
+    """CPU threads of torch. Without this a container's torch starts one a host core."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def without_package(name: str) -> Iterator[None]:
+    """Imports inside the block find no package of that name.
+
+    `import verl` pulls in vllm where it is installed (checkpoint_engine/*.py ask for it): 10 s that a run with another
+    rollout engine does not need. A package that is imported already stays.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say "not here"
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def seed_everything(seed: int) -> None:
+    """Python's, numpy's and torch's generators, all devices."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A process group of this one process, without a port or a child.
+
+    gloo on a GPU too: with one rank there is nothing to send, and starting NCCL costs about a second. Must exist before
+    verl's workers, which would ask for "cpu:gloo,cpu:gloo" on a CPU (utils/distributed.py:89) and fail.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():  # a notebook's earlier run
+        yield
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
