@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import math
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -84,6 +85,17 @@ class TestShippedConfigs:
         assert cfg.source.config_path == str(REPOSITORY / "configs" / "ppo_min.yaml")
 
 
+STAND_IN_DRIVER = """
+#include <string.h>
+#include <stddef.h>
+int cuInit(unsigned flags) { return STATUS; }
+int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Stand-in GPU", length); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)24 << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 8 : attribute == 76 ? 9 : -1; return 0; }
+"""
 LOCAL = ["data.train_file=train.jsonl", "model.model_name_or_path=tiny"]
 
 
@@ -675,6 +687,21 @@ class TestProfiles:
         answer = types.SimpleNamespace(returncode=1, stdout="", stderr="cuInit returned 999\n")
         monkeypatch.setattr(profile.subprocess, "run", lambda *a, **k: answer)
         assert profile.ask_driver() == ((), "the CUDA driver refused: cuInit returned 999")
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a stand-in driver with")
+    @pytest.mark.parametrize(
+        ("status", "count", "why"), [(0, 2, ""), (0, 0, "sees no device"), (999, 2, "cuInit returned 999")]
+    )
+    def test_the_question_to_the_driver_fits_its_interface(self, tmp_path, monkeypatch, status, count, why):
+        """Against a stand-in libcuda with the signatures of cuda.h."""
+        (tmp_path / "cuda.c").write_text(STAND_IN_DRIVER.replace("STATUS", str(status)).replace("COUNT", str(count)))
+        library = str(tmp_path / "libcuda.so.1")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        gpus, reason = profile.ask_driver()
+        assert why in reason
+        assert len(gpus) == (0 if why else count)
+        assert all(gpu == Gpu(name="Stand-in GPU", memory_bytes=24 << 30, capability=(8, 9)) for gpu in gpus)
 
     def test_cpus_are_at_least_one_and_at_most_the_affinity(self, monkeypatch):
         monkeypatch.setattr(profile, "cgroup_quota", lambda: 0.5)

@@ -559,6 +559,20 @@ class TestRecorder:
         assert json.loads(outputs.trainer_state.read_text())["log_history"] == []
         assert json.loads(outputs.run.read_text())["exit_reason"].startswith("failed")
 
+    def test_a_failure_points_to_the_log(self, tmp_path, capsys):
+        root, out = self.play(tmp_path, capsys, reason="failed: RuntimeError: shapes\nand a long story")
+        assert f"the log of it all: {root / 'logs' / 'run.log'}" in out
+        assert "long story" not in out
+
+    def test_the_last_metrics_can_be_asked_for(self, tmp_path, capsys):
+        with OutputFolder.claim(tmp_path / "o") as outputs, Capture(outputs.log) as capture:
+            recorder = Recorder(outputs, RunConfig(), capture)
+            recorder.begin(1)
+            recorder.update(1, 1.0, METRICS)
+            recorder.close("completed")
+        assert recorder.step == 1
+        assert recorder.last_metrics["reward"] == 0.5
+
 
 def test_record_imports_nothing_heavy():
     script = (

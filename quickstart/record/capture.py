@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -37,6 +37,7 @@ class Capture:
         self._kept: dict[int, int] = {}  # descriptor -> copy of what it was
         self._guests = 0  # how deep inside terminal() calls we are, over all threads
         self._lock = threading.RLock()
+        self.before_guest: Callable[[], None] = lambda: None  # called before user code gets the terminal
         self._silent = False  # the terminal is gone (closed pipe): the run goes on without it
 
     def __enter__(self) -> Capture:
@@ -95,6 +96,7 @@ class Capture:
         with self._lock:
             self._guests += 1
             if self._guests == 1 and self._file:
+                self.before_guest()
                 self._to_terminal()
         try:
             yield

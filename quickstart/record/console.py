@@ -28,6 +28,7 @@ class Console:
         self._bar = ""  # what stands on the last line of the terminal, to be redrawn below a new line
         self._total = 0
         self._began = time.monotonic()
+        capture.before_guest = self._erase  # what user code prints does not end up behind the bar
 
     def line(self, text: str) -> None:
         """One line with the time of day."""
