@@ -62,11 +62,10 @@ def _list_fields(value: dict[str, Any]) -> list[str]:
 def json_lines(path: Path, name: str, ledger: Ledger) -> Iterator[Record]:
     """One record a line; a bad line is a fault, and the next is read."""
     for number, line in textfile.lines(path, name, ledger):
-        ledger.rows_read += 1
         try:
             value = json.loads(line)
         except BAD_JSON as error:
-            ledger.fault(bad_json(line, error), name, number)
+            ledger.lost(bad_json(line, error), name, number)
             continue
         yield Record(value=value, line=number)
 
@@ -80,26 +79,24 @@ def json_document(path: Path, name: str, wrapper: str | None, is_row: IsRow, led
         yield from _document_rows(text, name, wrapper, is_row, ledger)
     except BAD_JSON as error:
         position = error.pos if isinstance(error, json.JSONDecodeError) else 0
-        ledger.rows_read += 1
-        ledger.fault(bad_json(text, error), name, text.count("\n", 0, position) + 1)
+        ledger.lost(bad_json(text, error), name, text.count("\n", 0, position) + 1)
 
 
 def _document_rows(text: str, name: str, wrapper: str | None, is_row: IsRow, ledger: Ledger) -> Iterator[Record]:
     start = _skip(text, 0)
     if text[start : start + 1] == "[" and wrapper is None:
-        yield from _counted(text, start, ledger)
+        yield from _numbered(text, start)
         return
     value, end = DECODER.raw_decode(text, start)
     rest = _skip(text, end)
     if rest < len(text):
         raise json.JSONDecodeError("a second value in the file", text, rest)
     if wrapper is None and (not isinstance(value, dict) or is_row(value) or not _list_fields(value)):
-        ledger.rows_read += 1
         yield Record(value=value, line=text.count("\n", 0, start) + 1)
         return
     position = _field_start(text, start, wrapper) if (wrapper := _pick(value, wrapper, name, ledger)) else None
     if position is not None:
-        yield from _counted(text, position, ledger)
+        yield from _numbered(text, position)
 
 
 def _pick(value: Any, wrapper: str | None, name: str, ledger: Ledger) -> str | None:
@@ -135,12 +132,11 @@ def _field_start(text: str, start: int, wrapper: str) -> int | None:
     return found
 
 
-def _counted(text: str, start: int, ledger: Ledger) -> Iterator[Record]:
+def _numbered(text: str, start: int) -> Iterator[Record]:
     """The elements of the array at `start`, with the line that each begins in."""
     line, seen = 1, 0
     for position, value in _elements(text, start):
         line, seen = line + text.count("\n", seen, position), position
-        ledger.rows_read += 1
         yield Record(value=value, line=line)
 
 

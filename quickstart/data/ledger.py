@@ -41,16 +41,22 @@ class Places:
 class Ledger:
     """What happened to the rows of one reading."""
 
-    rows_read: int = 0  # records that were met, good or bad
+    rows_read: int = 0  # good or bad
     rows_kept: int = 0
     dropped: dict[str, Places] = field(default_factory=dict)  # reason -> where
     remarks: dict[str, Places] = field(default_factory=dict)  # what was understood in another way than written
     faults: dict[str, tuple[RowFault, Places]] = field(default_factory=dict)  # rule -> first of its kind, where
     general: list[Fault] = field(default_factory=list)  # about a file or a setting, not about a row
+    notes: list[str] = field(default_factory=list)  # the same, harmless
 
     def fault(self, problem: RowFault, file: str, line: int) -> None:
         """A row that refuses the run."""
         self.faults.setdefault(problem.rule, (problem, Places()))[1].add(file, line)
+
+    def lost(self, problem: RowFault, file: str, line: int) -> None:
+        """A row that could not even be taken from its file."""
+        self.rows_read += 1
+        self.fault(problem, file, line)
 
     def drop(self, reason: str, file: str, line: int) -> None:
         """A row that is left out."""
@@ -70,6 +76,11 @@ class Ledger:
         """Rows that refuse the run, over all kinds."""
         return sum(places.count for _, places in self.faults.values())
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether the run is refused."""
+        return bool(self.general or self.faults)
+
     def raise_faults(self) -> None:
         """Raise one UserError with every fault so far, one entry for each kind; nothing where there are none."""
         faults = self.general + [_row_fault(problem, places) for problem, places in self.faults.values()]
@@ -87,15 +98,16 @@ class Ledger:
         raise UserError(Fault(field=field_name, found=found, rule=rule, fix=fix))
 
     def notices(self) -> list[str]:
-        """One line for each reason and each remark."""
-        lines = [
+        """One line for each reason, each note and each remark."""
+        left_out = [
             f"{places.count} of {self.rows_read} rows left out, {reason}: {places.render()}"
             for reason, places in self.dropped.items()
         ]
-        return lines + [
-            f"{text} ({places.count} rows, first {places.first[0][0]}:{places.first[0][1]})"
-            for text, places in self.remarks.items()
-        ]
+        understood = []
+        for text, places in self.remarks.items():
+            file, line = places.first[0]
+            understood.append(f"{text} ({places.count} rows, first {file}:{line})")
+        return left_out + self.notes + understood
 
 
 def _row_fault(problem: RowFault, places: Places) -> Fault:

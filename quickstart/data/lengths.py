@@ -1,11 +1,13 @@
-"""How long prompts are in tokens, by the model's own tokenizer and chat template, and what is done about long ones.
+"""How long rows are in tokens, by the model's own tokenizer and chat template, and what is done about long ones.
 
 Not here: loading the tokenizer.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -33,56 +35,84 @@ def check_template(tokenizer: Any, name: str) -> None:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
+class Limit:
+    """One limit, and what was met while it was held."""
+
+    what: str  # prompt or answer
+    setting: str
+    tokens: int
+    longest: int = 0
+    too_long: int = 0  # rows
+
+    def exceeded(self, lengths: list[int]) -> bool:
+        """Whether a row with these lengths is too long; it is counted."""
+        longest = max(lengths, default=0)
+        self.longest = max(self.longest, longest)
+        self.too_long += longest > self.tokens
+        return longest > self.tokens
+
+    @property
+    def reason(self) -> str:
+        """As it stands in the account of rows left out."""
+        return f"{self.what} longer than {self.setting}={self.tokens} tokens"
+
+
+@dataclass(kw_only=True)
 class LengthGate:
     """Lets through what is short enough.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        limit: longest prompt in tokens, the template's own included.
-        overlong: see DataArguments.overlong.
+        max_prompt: longest prompt in tokens, the template's own included.
+        max_answer: longest given answer in tokens, its end mark included; None: not measured.
+        overlong: see DataArguments.overlong. With "truncate" prompts are cut here; answers go through whole, and the
+            trainer cuts them at max_answer tokens, for it must not put an end mark after a cut.
     """
 
     tokenizer: Any
-    limit: int
+    max_prompt: int
+    max_answer: int | None
     overlong: Overlong
-    longest: int = field(default=0, init=False)  # of all prompts, in tokens
-    too_long: int = field(default=0, init=False)
-    measured: int = field(default=0, init=False)
+    measured: int = field(default=0, init=False)  # rows
 
-    @property
-    def reason(self) -> str:
-        """As it stands in the account of dropped rows."""
-        return f"prompt longer than data.max_prompt_length={self.limit} tokens"
+    def __post_init__(self) -> None:
+        self.prompt = Limit(what="prompt", setting="data.max_prompt_length", tokens=self.max_prompt)
+        self.answer = Limit(what="answer", setting="data.max_response_length", tokens=self.max_answer or 0)
 
     def pass_through(self, rows: Iterable[Row], ledger: Ledger) -> Iterator[Row]:
         """The rows that fit, in their order, measured CHUNK at a time."""
         rows = iter(rows)
         while chunk := list(islice(rows, CHUNK)):
-            for row, length in zip(chunk, self._lengths(chunk, ledger), strict=True):
-                if length is None:
-                    continue
-                self.measured += 1
-                self.longest = max(self.longest, length)
-                if length <= self.limit:
-                    yield row
-                else:
-                    yield from self._long(row, length, ledger)
+            with _all_threads():
+                prompts = self._prompt_lengths(chunk, ledger)
+                answers = self._answer_lengths(chunk)
+            for row, prompt, answer in zip(chunk, prompts, answers, strict=True):
+                if prompt is not None:
+                    yield from self._judge(row, prompt, answer, ledger)
 
-    def _long(self, row: Row, length: int, ledger: Ledger) -> Iterator[Row]:
-        self.too_long += 1
-        shorter = truncate(self.tokenizer, row.prompt_messages, self.limit) if self.overlong == "truncate" else None
-        if shorter is None:
-            ledger.drop(self.reason, row.file, row.line)
-            return
-        ledger.remark(f"prompts cut from the left to {self.limit} tokens", row.file, row.line)
-        yield replace(row, prompt_messages=shorter)
+    def _judge(self, row: Row, prompt: int, answers: list[int], ledger: Ledger) -> Iterator[Row]:
+        self.measured += 1
+        if self.max_answer is not None and self.answer.exceeded(answers):
+            if self.overlong != "truncate":
+                ledger.drop(self.answer.reason, row.file, row.line)
+                return
+            ledger.remark(f"answers that training cuts to {self.max_answer} tokens", row.file, row.line)
+        if self.prompt.exceeded([prompt]):
+            cut = (
+                truncate(self.tokenizer, row.prompt_messages, self.max_prompt) if self.overlong == "truncate" else None
+            )
+            if cut is None:
+                ledger.drop(self.prompt.reason, row.file, row.line)
+                return
+            ledger.remark(f"prompts cut from the left to {self.max_prompt} tokens", row.file, row.line)
+            row = replace(row, prompt_messages=cut)
+        yield row
 
-    def _lengths(self, rows: list[Row], ledger: Ledger) -> list[int | None]:
+    def _prompt_lengths(self, rows: list[Row], ledger: Ledger) -> list[int | None]:
         """Tokens of each prompt; None, with a fault in the ledger, where the template refuses the row."""
         rendered = [self._render(row, ledger) for row in rows]
-        texts = [text for text in rendered if text is not None]
-        counts = iter(token_counts(self.tokenizer, texts))
+        counts = iter(token_counts(self.tokenizer, [text for text in rendered if text is not None]))
         return [None if text is None else next(counts) for text in rendered]
 
     def _render(self, row: Row, ledger: Ledger) -> str | None:
@@ -97,19 +127,42 @@ class LengthGate:
             ledger.fault(RowFault(found=f"roles {roles}", rule=rule, fix=fix), row.file, row.line)
             return None
 
-    def raise_if_many(self, files: str) -> None:
-        """With overlong=stop: refuse when more than 1 % of the rows would be left out."""
-        if self.overlong != "stop" or self.too_long <= TOLERATED * self.measured:
-            return
-        raise UserError(
+    def _answer_lengths(self, rows: list[Row]) -> list[list[int]]:
+        """Tokens of the answers of each row, with the end mark."""
+        if self.max_answer is None:
+            return [[] for _ in rows]
+        texts = [[text for text in (row.chosen, row.rejected, row.answer) if text is not None] for row in rows]
+        counts = iter(token_counts(self.tokenizer, [text for row in texts for text in row]))
+        return [[next(counts) + 1 for _ in row] for row in texts]
+
+    def faults(self, files: str) -> list[Fault]:
+        """With overlong=stop: what exceeds a limit in more than 1 % of the rows."""
+        if self.overlong != "stop":
+            return []
+        limits = [limit for limit in (self.prompt, self.answer) if limit.too_long > TOLERATED * self.measured]
+        return [
             Fault(
-                field="data.max_prompt_length",
-                found=f"{self.limit}, and {self.too_long} of {self.measured} prompts in {files} exceed it; "
-                f"the longest has {self.longest} tokens",
+                field=limit.setting,
+                found=f"{limit.tokens}, and {limit.too_long} of {self.measured} {limit.what}s in {files} exceed it; "
+                f"the longest has {limit.longest} tokens",
                 rule="data.overlong=stop leaves out up to 1% of the rows and refuses more",
-                fix=f"set data.max_prompt_length>={self.longest}, or data.overlong=drop or truncate",
+                fix=f"set {limit.setting}={limit.longest} or more, or data.overlong=drop or truncate",
             )
-        )
+            for limit in limits
+        ]
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """Let the tokenizer library use its threads for a batch, whatever the run says (it says no, for forks)."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    yield
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
 
 
 def render(tokenizer: Any, messages: list[Message]) -> str:
@@ -121,7 +174,12 @@ def token_counts(tokenizer: Any, texts: list[str]) -> list[int]:
     """Tokens of each text, which has its special tokens already."""
     if not texts:
         return []
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    if not tokenizer.is_fast:
+        return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    backend = tokenizer.backend_tokenizer  # without the lists that the wrapper makes of every token: a third faster
+    backend.no_truncation()
+    backend.no_padding()
+    return [len(encoding) for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def truncate(tokenizer: Any, messages: list[Message], limit: int) -> list[Message] | None:
@@ -141,8 +199,17 @@ def truncate(tokenizer: Any, messages: list[Message], limit: int) -> list[Messag
             turns = turns[1:]
     content = turns[0]["content"]
     while (over := excess([{**turns[0], "content": content}, *turns[1:]])) > 0:
-        offsets = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        if over >= len(offsets):
+        starts = token_starts(tokenizer, content)
+        if over >= len(starts):
             return None
-        content = content[max(offsets[over][0], 1) :]
+        content = content[max(starts[over], 1) :]
     return [*system, {**turns[0], "content": content}, *turns[1:]]
+
+
+def token_starts(tokenizer: Any, text: str) -> list[int]:
+    """Where each token begins, in characters. Without a fast tokenizer each character counts as one."""
+    if not tokenizer.is_fast:
+        return list(range(len(text)))
+    return [
+        start for start, _ in tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    ]

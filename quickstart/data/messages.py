@@ -32,6 +32,7 @@ def to_messages(value: Any, column: str, remark: Remark) -> list[Message]:
         if HH_MARK.match(value):
             remark(f"{column}: Human:/Assistant: text taken as messages")
             return hh_turns(value)
+        remark(f"{column}: text taken as one user message")
         return [{"role": "user", "content": value}]
     if isinstance(value, dict):
         value = [value]

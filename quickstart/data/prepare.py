@@ -1,54 +1,98 @@
-"""Rows to the file that verl's RLHFDataset reads: checked, measured, written as parquet.
+"""What a run asks of the data room: its training and evaluation rows, ready.
 
-A row of the file (verl/utils/dataset/rl_dataset.py, trainer/ppo/reward.py):
+    prepared = prepare(cfg, tokenizer)              # ppo and its relatives: parquet in verl's row format
+    pairs = prepare_pairs(cfg, tokenizer)           # dpo, simpo, orpo
+    labelled = prepare_labelled(cfg, tokenizer)     # kto: pairs become two labelled answers
 
-    data_source   text; verl's scorers go by it
-    prompt        [{role, content}, ...]
-    ability       text
-    reward_model  {style: "rule", ground_truth: text}         chosen, or the only answer
-    extra_info    {index, chosen, rejected, label, file, line, row}     row: all other columns, as JSON text
-
-The other columns travel as JSON text because a table column has one type and rows do not: parquet would turn 4 beside
-4.5 into 4.0 and fill in keys that other rows have. The reward guard (rewards/guard.py) unpacks them again.
+Not here: how (convert.py), and what the files look like (layouts.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from quickstart.arguments import RunConfig
-from quickstart.data.lengths import LengthGate, check_template
-from quickstart.data.reading import Reader
-from quickstart.data.rows import Row
-from quickstart.data.sources import expand
+from quickstart.data import cache
+from quickstart.data.convert import Conversion, WrittenPurpose
+from quickstart.data.layouts import DEFAULT_SOURCE
+from quickstart.data.lengths import check_template
+from quickstart.data.rows import Message
 from quickstart.errors import Fault, UserError
 
-GROUP_ROWS = 1000  # rows of one parquet row group; large ones of nested columns cannot be read back (datasets #7793)
-DEFAULT_SOURCE = "quickstart"  # data_source of rows that name none
+CACHE_FOLDER = ".quickstart_cache"  # beside the outputs
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What training needs to know about its data."""
+    """Rows for rollouts."""
 
-    train_path: Path  # parquet
+    train_path: Path  # parquet, verl's row format
     eval_path: Path | None
     num_train: int
     num_eval: int
-    notices: list[str]
     shape: str  # how the training file was understood
-    sha256: str  # of the written training rows, hexadecimal
+    notices: list[str]  # what was left out and why, what was understood in another way than written
+    sha256: str  # of the training data as it lies on disk, hexadecimal; for one file what sha256sum prints
+    data_sources: dict[str, int]  # data_source -> training rows; DEFAULT_SOURCE where rows name none
+    longest_prompt: int  # of the training rows, in tokens, template included
+    cache_dir: Path  # probed for writing; the datasets library can be pointed here too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One preference."""
+
+    prompt: list[Message]
+    chosen: str
+    rejected: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """One answer and whether it is a good one."""
+
+    prompt: list[Message]
+    completion: str
+    label: bool
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples(Generic[T]):
+    """Rows for training without rollouts, in memory."""
+
+    train: list[T]
+    evaluation: list[T]
+    shape: str
+    notices: list[str]
+    sha256: str
+    longest_prompt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Both files of a run, converted."""
+
+    train: cache.Entry
+    evaluation: cache.Entry | None
+    sha256: str
+    folder: Path
+
+    @property
+    def notices(self) -> list[str]:
+        return self.train.account.notices + (self.evaluation.account.notices if self.evaluation else [])
 
 
 def prepare(cfg: RunConfig, tokenizer: Any) -> Prepared:
-    """Read, check, measure and write the rows of a PPO-family run.
+    """Read, check, measure and write the rows of a run with rollouts.
 
     Args:
         cfg: the settings; `data`, `rl.reward` and `training.output_dir` are read.
@@ -57,111 +101,84 @@ def prepare(cfg: RunConfig, tokenizer: Any) -> Prepared:
     Raises:
         UserError: all faults of the training and evaluation files at once.
     """
-    check_template(tokenizer, cfg.model.model_name_or_path)
-    folder = cache_folder(cfg)
-    faults: list[Fault] = []
-    written = {}
-    for part, files in (("train", cfg.data.train_file), ("eval", cfg.data.eval_file)):
-        if files is not None:
-            try:
-                written[part] = _write_part(cfg, tokenizer, folder, part, files)
-            except UserError as error:  # gathered, so that one message has both files' faults
-                faults.extend(error.faults)
-    if faults:
-        raise UserError(faults)
-    train, evaluation = written["train"], written.get("eval")
+    parts = _convert(cfg, tokenizer, "rollouts")
+    train, evaluation = parts.train.account, parts.evaluation
     return Prepared(
-        train_path=train[0],
-        eval_path=evaluation[0] if evaluation else None,
-        num_train=train[1],
-        num_eval=evaluation[1] if evaluation else 0,
-        notices=train[2] + (evaluation[2] if evaluation else []),
-        shape=train[3],
-        sha256=train[4],
+        train_path=parts.train.rows_path,
+        eval_path=evaluation.rows_path if evaluation else None,
+        num_train=train.rows_written,
+        num_eval=evaluation.account.rows_written if evaluation else 0,
+        shape=train.shape,
+        notices=parts.notices,
+        sha256=parts.sha256,
+        data_sources={name or DEFAULT_SOURCE: count for name, count in train.data_sources.items()},
+        longest_prompt=train.longest_prompt,
+        cache_dir=parts.folder,
     )
+
+
+def prepare_pairs(cfg: RunConfig, tokenizer: Any) -> Examples[Pair]:
+    """The same for preference pairs. Answers over max_response_length follow data.overlong too; see LengthGate."""
+    return _examples(_convert(cfg, tokenizer, "pairs"), lambda cells: Pair(**cells))
+
+
+def prepare_labelled(cfg: RunConfig, tokenizer: Any) -> Examples[Labelled]:
+    """The same for labelled answers; a pair becomes a good and a bad one."""
+    return _examples(_convert(cfg, tokenizer, "labelled"), lambda cells: Labelled(**cells))
 
 
 def cache_folder(cfg: RunConfig) -> Path:
     """Where converted data is kept: data.cache_dir, or beside the outputs."""
     if cfg.data.cache_dir is not None:
-        return Path(cfg.data.cache_dir).expanduser()
-    return Path(cfg.training.output_dir).absolute().parent / ".quickstart_cache"
+        return Path(cfg.data.cache_dir).expanduser().absolute()
+    return Path(cfg.training.output_dir).expanduser().absolute().parent / CACHE_FOLDER
 
 
-def _write_part(
-    cfg: RunConfig, tokenizer: Any, folder: Path, part: str, files: str | list[str]
-) -> tuple[Path, int, list[str], str, str]:
-    setting = f"data.{part}_file"
-    sources = expand(files, setting)
-    names = ", ".join(source.name for source in sources)
-    reader = Reader(args=cfg.data, setting=setting, purpose="rollouts", needs_answer=cfg.rl.reward == "preference")
-    gate = LengthGate(tokenizer=tokenizer, limit=cfg.data.max_prompt_length, overlong=cfg.data.overlong)
-    ledger = reader.ledger
-    rows = list(gate.pass_through(reader.rows(sources), ledger))
-    ledger.rows_kept = len(rows)
-    ledger.raise_faults()
-    gate.raise_if_many(names)
-    ledger.raise_empty(setting, names)
-    digest = sha256("".join(json.dumps(verl_row(i, r)) for i, r in enumerate(rows)).encode()).hexdigest()
-    path = folder / f"{part}_{digest[:16]}.parquet"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_parquet(path, (verl_row(index, row) for index, row in enumerate(rows)))
-    return path, len(rows), ledger.notices(), ", ".join(reader.shape_names), digest
+def _convert(cfg: RunConfig, tokenizer: Any, purpose: WrittenPurpose) -> _Parts:
+    check_template(tokenizer, cfg.model.model_name_or_path)
+    folder = cache_folder(cfg)
+    is_new = not folder.exists()
+    cache.writable_folder(folder, "data.cache_dir")
+    faults: list[Fault] = []
+    done: dict[str, tuple[cache.Entry, str]] = {}
+    for setting, files in (("data.train_file", cfg.data.train_file), ("data.eval_file", cfg.data.eval_file)):
+        if files is None:
+            continue
+        conversion = Conversion(
+            args=cfg.data,
+            setting=setting,
+            files=files,
+            purpose=purpose,
+            needs_answer=cfg.rl.reward == "preference",
+            tokenizer=tokenizer,
+        )
+        try:
+            done[setting] = conversion.run(folder)
+        except UserError as error:  # gathered, so that one message has both files' faults
+            faults.extend(error.faults)
+    if faults:
+        if is_new:
+            folder.rmdir()  # a refused run leaves nothing behind
+        raise UserError(faults)
+    train, digest = done["data.train_file"]
+    evaluation = done["data.eval_file"][0] if "data.eval_file" in done else None
+    return _Parts(train=train, evaluation=evaluation, sha256=digest, folder=folder)
 
 
-def verl_row(index: int, row: Row) -> dict[str, Any]:
-    """One row in verl's format; see the module."""
-    truth = row.chosen if row.chosen is not None else row.answer
-    rejected = row.rejected
-    if row.label is False:  # a bad answer is nothing to aim at
-        truth, rejected = None, row.answer
-    return {
-        "data_source": row.data_source or DEFAULT_SOURCE,
-        "prompt": row.prompt_messages,
-        "ability": "chat",
-        "reward_model": {"style": "rule", "ground_truth": truth or ""},
-        "extra_info": {
-            "index": index,
-            "chosen": row.chosen,
-            "rejected": rejected,
-            "label": row.label,
-            "file": row.file,
-            "line": row.line,
-            "row": json.dumps(row.extra, ensure_ascii=False, default=str) if row.extra else None,
-        },
-    }
-
-
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows to `path`, a group at a time, under another name until it is complete."""
-    import pyarrow as pa
+def _examples(parts: _Parts, make: Callable[[dict[str, Any]], T]) -> Examples[T]:
     import pyarrow.parquet as pq
 
-    schema = _verl_schema(pa)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with pq.ParquetWriter(part, schema) as writer:
-        for group in _groups(rows):
-            writer.write_table(pa.Table.from_pylist(group, schema=schema))
-    os.replace(part, path)
+    def rows(entry: cache.Entry | None) -> list[T]:
+        if entry is None:
+            return []
+        with pq.ParquetFile(entry.rows_path) as file:
+            return [make(cells) for batch in file.iter_batches(batch_size=1000) for cells in batch.to_pylist()]
 
-
-def _groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    rows = iter(rows)
-    while group := list(islice(rows, GROUP_ROWS)):
-        yield group
-
-
-def _verl_schema(pa: Any) -> Any:
-    text, whole = pa.string(), pa.int64()
-    message = pa.struct([("role", text), ("content", text)])
-    extra = [("index", whole), ("chosen", text), ("rejected", text), ("label", pa.bool_())]
-    extra += [("file", text), ("line", whole), ("row", text)]
-    return pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(message)),
-            ("ability", text),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("extra_info", pa.struct(extra)),
-        ]
+    return Examples(
+        train=rows(parts.train),
+        evaluation=rows(parts.evaluation),
+        shape=parts.train.account.shape,
+        notices=parts.notices,
+        sha256=parts.sha256,
+        longest_prompt=parts.train.account.longest_prompt,
     )

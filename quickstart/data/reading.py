@@ -2,7 +2,7 @@
 
     table = read_rows(DataArguments(train_file="data/sample_100.jsonl"))
 
-Not here: tokens, and writing (prepare.py).
+Not here: tokens, and writing (convert.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from itertools import chain, islice
 from typing import Any
 
 from quickstart.arguments import DataArguments
-from quickstart.data import jsonfile, shapes
+from quickstart.data import csvfile, hub, jsonfile, shapes, tables
 from quickstart.data.check import Purpose, check_row
 from quickstart.data.ledger import Ledger
 from quickstart.data.rows import Record, Row, RowDrop, RowFault, shown
-from quickstart.data.sources import Source, expand
+from quickstart.data.sources import Source, Wanted, expand
 
 PEEK = 100  # records of a file whose columns together decide its shape
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Table:
     rows: list[Row]
     shape: str  # as recognised; several, comma between them, where files differ
     notices: list[str]  # what was left out and why, what was understood in another way than written
-    rows_read: int
+    rows_read: int  # good and bad; equals the rows here and those that the notices count as left out
 
 
 @dataclass(kw_only=True)
@@ -48,35 +49,72 @@ class Reader:
     purpose: Purpose = "read"
     needs_answer: bool = False
     ledger: Ledger = field(default_factory=Ledger)
-    shape_names: dict[str, None] = field(default_factory=dict, init=False)  # names in the order of meeting
+    shape_names: dict[str, None] = field(default_factory=dict, init=False)  # in the order of meeting
+    _seen: set[int] = field(default_factory=set, init=False)  # hashes of rows, to find copies
+
+    def sources(self, files: str | list[str]) -> list[Source]:
+        """The files behind a setting; what cannot be found is in the ledger."""
+        names = [files] if isinstance(files, str) else list(files)
+        return expand(Wanted(setting=self.setting, names=names, split=self.args.split), self.ledger)
 
     def rows(self, sources: list[Source]) -> Iterator[Row]:
         """Good rows in order; what is wrong is in the ledger when this ends."""
-        rows = chain.from_iterable(self._file_rows(source) for source in sources)
+        rows = chain.from_iterable(map(self._file_rows, sources))
         return islice(rows, self.args.max_samples) if self.args.max_samples else rows
 
+    def finish(self, rows_kept: int, sources: list[Source]) -> None:
+        """Close the account. Raises UserError with every fault, or when no row is left."""
+        self.ledger.rows_kept = rows_kept
+        self.ledger.raise_faults()
+        self.ledger.raise_empty(self.setting, ", ".join(source.name for source in sources))
+
     def _file_rows(self, source: Source) -> Iterator[Row]:
+        faults_before = len(self.ledger.general)
         records = iter(self._records(source))
-        head = list(islice(records, PEEK))
-        columns = dict.fromkeys(key for r in head if isinstance(r.value, dict) for key in r.value)
-        faults = shapes.mapping_faults(self.args.columns, columns, source.name)
-        renamed = shapes.rename(dict.fromkeys(columns), {o: t for o, t in self.args.columns.items() if t in columns})
-        shape = shapes.recognise(renamed)
-        if columns and (faults or shape is None):
-            self.ledger.general.extend(faults or [shapes.unknown_shape(source.name, columns)])
+        head = list(islice(records, min(PEEK, self.args.max_samples or PEEK)))
+        if not head and len(self.ledger.general) == faults_before:
+            self.ledger.notes.append(f"{source.name} has no records")
+        shape = self._shape(head, source)
+        if shape is None and any(isinstance(record.value, dict) for record in head):
             return
-        if shape is not None:
-            self.shape_names[shape.name] = None
         for record in chain(head, records):
+            self.ledger.rows_read += 1
             row = self._row(record, shape, source)
             if row is not None:
                 yield row
 
     def _records(self, source: Source) -> Iterator[Record]:
-        return jsonfile.read_json(source.path, source.name, self.args.field, self._is_row, self.ledger)
+        match source.kind:
+            case "json":
+                return jsonfile.read_json(source.path, source.name, self.args.field, self._is_row, self.ledger)
+            case "csv":
+                return csvfile.read_csv(source.path, source.name, self.ledger)
+            case "parquet":
+                return tables.read_parquet(source, self.ledger)
+            case "arrow":
+                return tables.read_arrow(source, self.ledger)
+            case "hub":
+                return hub.records(source.name, self.args.config_name, self.args.split, self.setting, self.ledger)
 
     def _is_row(self, value: dict[str, Any]) -> bool:
         return shapes.recognise(shapes.rename(value, self.args.columns)) is not None
+
+    def _shape(self, head: list[Record], source: Source) -> shapes.Shape | None:
+        """What the first records are; a fault where no shape fits."""
+        columns = list(dict.fromkeys(key for r in head if isinstance(r.value, dict) for key in r.value))
+        if not columns:
+            return None
+        faults = shapes.mapping_faults(self.args.columns, columns, source.name)
+        shape = shapes.recognise(shapes.rename(dict.fromkeys(columns), self.args.columns))
+        if faults or shape is None:
+            self.ledger.general.extend(faults or [shapes.unknown_shape(source.name, columns)])
+            return None
+        self.shape_names[shape.name] = None
+        known = shape.columns | set(self.args.columns.values())
+        others = [str(column) for column in columns if column not in known]
+        if others:
+            self.ledger.notes.append(f"{source.name}: columns that {shape.name} does not use: {', '.join(others)}")
+        return shape
 
     def _row(self, record: Record, shape: shapes.Shape | None, source: Source) -> Row | None:
         """The checked row, or None with an entry in the ledger."""
@@ -89,6 +127,7 @@ class Reader:
         except RowDrop as drop:
             self.ledger.drop(drop.reason, source.name, record.line)
             return None
+        self._note_copy(row)
         return row
 
     def _parse(self, record: Record, shape: shapes.Shape | None, source: Source) -> Row:
@@ -96,11 +135,23 @@ class Reader:
             rule = "a row must be an object with named columns"
             raise RowFault(found=shown(record.value), rule=rule, fix='write {"prompt": "..."}')
         rec = shapes.rename(record.value, self.args.columns)
+        media = next((column for column in MEDIA if rec.get(column)), None)
+        if media is not None:
+            rule, fix = "the models here read text only", "use rows without pictures and sound"
+            raise RowFault(found=f"a column {media}", rule=rule, fix=fix)
         remark = partial(self.ledger.remark, file=source.name, line=record.line)
         parsed = shape.parse(rec, remark)
         extra = {key: value for key, value in rec.items() if key not in shape.columns and value is not None}
         extra |= parsed.pop("extra", {})
         return Row(**parsed, extra=extra, file=source.name, line=record.line)
+
+    def _note_copy(self, row: Row) -> None:
+        """Copies are kept (they may be meant, as weights) and counted."""
+        prompt = tuple(message["content"] for message in row.prompt_messages)
+        key = hash((prompt, row.chosen, row.rejected, row.answer, row.label))
+        if key in self._seen:
+            self.ledger.remark("exact copies of earlier rows, kept", row.file, row.line)
+        self._seen.add(key)
 
 
 def read_rows(args: DataArguments) -> Table:
@@ -110,10 +161,9 @@ def read_rows(args: DataArguments) -> Table:
         UserError: all faults of all files, first ten places of each kind; or no usable row.
     """
     reader = Reader(args=args)
-    sources = expand(args.train_file, reader.setting)
+    sources = reader.sources(args.train_file)
     rows = list(reader.rows(sources))
+    reader.finish(len(rows), sources)
     ledger = reader.ledger
-    ledger.rows_kept = len(rows)
-    ledger.raise_faults()
-    ledger.raise_empty(reader.setting, ", ".join(source.name for source in sources))
-    return Table(rows=rows, shape=", ".join(reader.shape_names), notices=ledger.notices(), rows_read=ledger.rows_read)
+    shape = ", ".join(reader.shape_names)
+    return Table(rows=rows, shape=shape, notices=ledger.notices(), rows_read=ledger.rows_read)

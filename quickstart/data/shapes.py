@@ -43,6 +43,11 @@ def text_of(rec: Rec, column: str) -> str:
     return value
 
 
+def text_or_none(value: Any) -> str | None:
+    """Text as it is; anything else is not taken."""
+    return value if isinstance(value, str) else None
+
+
 def with_system(rec: Rec, messages: list[Message]) -> list[Message]:
     """The messages, led by the text of the column `system` where there is one."""
     if not rec.get("system"):
@@ -125,13 +130,14 @@ def parse_pku(rec: Rec, remark: Remark) -> Parsed:
     column = "better_response_id" if "better_response_id" in rec else "safer_response_id"
     if column == "better_response_id" and "safer_response_id" in rec:
         remark("better_response_id decides; data.columns.better_response_id=safer_response_id takes the safer answer")
-    better = rec.get(column)
-    if better not in (0, 1):
-        raise RowFault(found=f"{column} {shown(better)}", rule=f"{column} must be 0 or 1", fix="correct the id")
+    better = {"0": 0, "1": 1, "False": 0, "True": 1}.get(str(rec.get(column)).strip())
+    if better is None:
+        found = f"{column} {shown(rec.get(column))}"
+        raise RowFault(found=found, rule=f"{column} must be 0 or 1", fix="correct the id, or remove the row")
     return {
         "prompt_messages": to_messages(rec.get("prompt"), "prompt", remark),
-        "chosen": text_of(rec, f"response_{int(better)}"),
-        "rejected": text_of(rec, f"response_{1 - int(better)}"),
+        "chosen": text_of(rec, f"response_{better}"),
+        "rejected": text_of(rec, f"response_{1 - better}"),
     }
 
 
@@ -214,9 +220,9 @@ def parse_verl(rec: Rec, remark: Remark) -> Parsed:
     return {
         "prompt_messages": to_messages(rec.get("prompt"), "prompt", remark),
         "answer": to_ground_truth(truth, "ground_truth", remark),
-        "chosen": extra_info.get("chosen"),
-        "rejected": extra_info.get("rejected"),
-        "data_source": rec.get("data_source"),
+        "chosen": text_or_none(extra_info.get("chosen")),
+        "rejected": text_or_none(extra_info.get("rejected")),
+        "data_source": None if rec.get("data_source") is None else text_of(rec, "data_source"),
         "extra": extra,
     }
 

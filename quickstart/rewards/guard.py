@@ -46,7 +46,7 @@ class Call:
 
     @classmethod
     def unpack(cls, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any, kwargs: Any) -> Call:
-        """Undo what data/prepare.py packed: the row's other columns back into extra_info, with their types."""
+        """Undo what data/layouts.py packed: the row's other columns back into extra_info, with their types."""
         info = dict(extra_info or {})
         place = ":".join(str(info.get(key, "?")) for key in PLACE)
         others = json.loads(info.pop("row", None) or "{}")
