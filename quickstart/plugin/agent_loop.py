@@ -11,8 +11,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
+import hydra
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
@@ -44,6 +47,20 @@ def _outer_loop_set_aside() -> Iterator[None]:
         yield
     finally:
         asyncio._set_running_loop(outer)
+
+
+def instantiate(config: dict[str, Any] | DictConfig, **kwargs: Any) -> Any:
+    """hydra.utils.instantiate for the plain case, a class and its arguments; anything else is hydra's.
+
+    verl makes an agent loop for each conversation (agent_loop.py:685), and hydra takes 2 ms to look at a dictionary
+    with one entry.
+    """
+    if set(config) == {"_target_"}:
+        return hydra.utils.get_class(config["_target_"])(**kwargs)
+    return hydra.utils.instantiate(config=config, **kwargs)
+
+
+PLAIN_HYDRA = SimpleNamespace(utils=SimpleNamespace(instantiate=instantiate))
 
 
 class LocalLoop:

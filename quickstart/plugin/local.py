@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop import agent_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer, trainer_base
 from verl.utils import tensordict_utils as tu
 
-from quickstart.plugin.agent_loop import LocalLoop
+from quickstart.plugin.agent_loop import PLAIN_HYDRA, LocalLoop
 from quickstart.plugin.shims import Shim, replace_names
 from quickstart.plugin.store import MemoryStore
 
@@ -95,7 +96,7 @@ class WorkerHandle:
         return Done(result) if method.__name__ == "train_mini_batch" else result
 
     def _rows_of(self, keys: KVBatchMeta) -> TensorDict:
-        rows = self._store.kv_batch_get(keys.keys, keys.partition_id, keys.fields)
+        rows = self._store.tensors(keys.keys, keys.partition_id)
         for name, value in keys.extra_info.items():
             tu.assign_non_tensor_data(rows, name, value)
         return rows
@@ -190,6 +191,13 @@ class LocalRun:
             of(replay_buffer, "tq", self.store, queue, "verl/trainer/ppo/v1/replay_buffer.py:20"),
             of(agent_loop_tq, "tq", self.store, queue, "verl/trainer/ppo/v1/agent_loop_tq.py:25"),
             of(padding_utils, "tq", self.store, queue, "verl/trainer/ppo/padding_utils.py:32"),
+            of(
+                agent_loop,
+                "hydra",
+                PLAIN_HYDRA,
+                "2 ms a conversation",
+                "verl/experimental/agent_loop/agent_loop.py:683",
+            ),
             of(trainer_base, "ray", LocalRay, "ray.get can start a cluster", f"{base}:834,843,1732"),
             of(trainer_base, "ResourcePoolManager", LocalResourcePools, "asks the cluster", f"{base}:870"),
             of(trainer_base, "RayWorkerGroup", self.worker_group, "workers are objects here", f"{base}:307"),

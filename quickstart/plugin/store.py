@@ -72,6 +72,13 @@ class MemoryStore:
         assert fields is None, "verl's synchronous trainer puts fields in batches only"
         self.kv_batch_put([key], partition_id, None, [tag or {}])
 
+    def tensors(self, keys: Sequence[str], partition_id: str) -> TensorDict:
+        """The tensor columns of rows. Workers read no others, and a column of Python objects costs more than it holds:
+        TensorDict handles each of its cells as a TensorDict."""
+        first = self._rows[partition_id][keys[0]]
+        names = [name for name, value in first.items() if isinstance(value, torch.Tensor)]
+        return self.kv_batch_get(keys, partition_id, names)
+
     def kv_batch_get(
         self, keys: Sequence[str] | str, partition_id: str, select_fields: Sequence[str] | None = None
     ) -> TensorDict:

@@ -200,7 +200,7 @@ def _ppo(
     cfg = ready.cfg
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(cfg.training.num_threads)
-    with environment.without_package("vllm"):
+    with environment.without_packages(*environment.UNUSED_PACKAGES):
         from quickstart import verl_config
         from quickstart.plugin import shims
         from quickstart.trainers import ppo
@@ -253,6 +253,12 @@ def loop_line(ready: startup.Ready, seconds: float) -> str:
 
     table = batch_table(ready.cfg)
     return (
-        f"Starting the training loop after {seconds:.1f} s: {ready.steps} steps of {table['prompts_per_step']} prompts, "
-        f"{table['samples_per_step']} responses and {table['updates_per_step']} updates each"
+        f"Starting the training loop after {seconds:.1f} s: {ready.steps} steps, each of "
+        f"{count(table['prompts_per_step'], 'prompt')}, {count(table['samples_per_step'], 'response')} and "
+        f"{count(table['updates_per_step'], 'update')}"
     )
+
+
+def count(number: int, noun: str) -> str:
+    """1 update, 5 updates."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

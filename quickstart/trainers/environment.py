@@ -22,6 +22,11 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
 
+# Imported on the side where they are installed, and used by no run of this package: seconds before the first step.
+# vllm: verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers' image models and candidate generator
+# (1.9 s and 1.8 s); wandb: through timm (1.6 s; verl's Tracking imports it again when the user logs there).
+UNUSED_PACKAGES = ("vllm", "timm", "sklearn", "wandb")
+
 
 def set_variables(device: str) -> None:
     """Environment variables of a local run; what the user has set stays, but for the process group's."""
@@ -40,20 +45,16 @@ def set_threads(count: int) -> None:
 
 
 @contextmanager
-def without_package(name: str) -> Iterator[None]:
-    """Imports inside the block find no package of that name.
-
-    `import verl` pulls in vllm where it is installed (checkpoint_engine/*.py ask for it): 10 s that a run with another
-    rollout engine does not need. A package that is imported already stays.
-    """
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say "not here"
+def without_packages(*names: str) -> Iterator[None]:
+    """Imports inside the block find no packages of these names; those that are imported already stay."""
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say "not here"
     try:
         yield
     finally:
-        del sys.modules[name]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def seed_everything(seed: int) -> None:
