@@ -7,6 +7,7 @@ verl's text, and :func:`require_supported_verl` refuses any other version before
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -86,6 +87,34 @@ def no_offload_policy(pin_memory: bool = True) -> None:
     """No offload for a model that stays where it is: verl forces one on the reference model."""
 
 
+def load_on_device(use_meta_tensor: bool = True, mesh: Any = None) -> Callable[[], torch.device]:
+    """Checkpoints are read straight to the device. As verl.utils.fsdp_utils.get_init_weight_context_manager.
+
+    verl reads them to host memory and moves them, since FSDP shards from there: one copy of the model in float32 more,
+    and a second a model.
+    """
+    from verl.utils.device import get_device_id, get_device_name
+
+    index = get_device_id()
+    return lambda: torch.device(get_device_name(), index) if isinstance(index, int) else torch.device(index)
+
+
+@functools.cache
+def tokenizer_once(name_or_path: str, **kwargs: Any) -> Any:
+    """verl.utils.tokenizer.hf_tokenizer, once a run: verl loads it for every role, a second each at 150,000 tokens."""
+    from verl.utils.tokenizer import hf_tokenizer
+
+    return hf_tokenizer(name_or_path, **kwargs)
+
+
+@functools.cache
+def processor_once(name_or_path: str, **kwargs: Any) -> Any:
+    """verl.utils.tokenizer.hf_processor, once a run: for a text model it looks for an image processor in vain."""
+    from verl.utils.tokenizer import hf_processor
+
+    return hf_processor(name_or_path, **kwargs)
+
+
 def leave_whole(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
     """One device has nothing to shard: the model stays a plain module, which verl's engine treats as "version 0".
 
@@ -103,10 +132,32 @@ def move_to_device(
     model.to(get_device_id())
 
 
-def _common_shims() -> list[Shim]:
-    from verl.utils import model, torch_functional
+def tokenizer_with_trust(trust_remote_code: bool) -> Callable[..., Any]:
+    """hf_tokenizer for the reward worker, which asks to run any code that comes with a tokenizer."""
 
+    def load(name_or_path: str, **_: Any) -> Any:
+        return tokenizer_once(name_or_path, trust_remote_code=trust_remote_code)
+
+    return load
+
+
+def _common_shims(trust_remote_code: bool) -> list[Shim]:
+    from verl.experimental.reward_loop import reward_loop
+    from verl.utils import model, torch_functional
+    from verl.workers.config import model as model_config
+
+    again = "each role loads tokenizer and processor again"
+    config_file, reward_file = "verl/workers/config/model.py:161", "verl/experimental/reward_loop/reward_loop.py:125"
     return [
+        Shim(module=model_config, name="hf_tokenizer", replacement=tokenizer_once, why=again, where=config_file),
+        Shim(module=model_config, name="hf_processor", replacement=processor_once, why=again, where=config_file),
+        Shim(
+            module=reward_loop,
+            name="hf_tokenizer",
+            replacement=tokenizer_with_trust(trust_remote_code),
+            why=again + ", and this one with trust_remote_code=True whatever the user said",
+            where=reward_file,
+        ),
         Shim(
             module=model,
             name="load_valuehead_model",
@@ -142,6 +193,13 @@ def _unsharded_shims() -> list[Shim]:
     why = "on one device FSDP2 moves every weight through a gather of one rank, in each forward and backward"
     where = "verl/workers/engine/fsdp/transformer_impl.py:471-473"
     return [
+        Shim(
+            module=transformer_impl,
+            name="get_init_weight_context_manager",
+            replacement=load_on_device,
+            why="weights are read to host memory first, to be sharded from there",
+            where="verl/workers/engine/fsdp/transformer_impl.py:266",
+        ),
         Shim(module=transformer_impl, name="apply_fsdp2", replacement=leave_whole, why=why, where=where),
         Shim(
             module=transformer_impl, name="fsdp2_load_full_state_dict", replacement=move_to_device, why=why, where=where
@@ -149,9 +207,11 @@ def _unsharded_shims() -> list[Shim]:
     ]
 
 
-def shims_for(device: str, *, reference_on_device: bool, one_device: bool) -> list[Shim]:
+def shims_for(
+    device: str, *, reference_on_device: bool = True, one_device: bool = True, trust_remote_code: bool = False
+) -> list[Shim]:
     """The shims of a run on `device` ("cpu" or "cuda"). Imports verl's engine."""
-    shims = _common_shims()
+    shims = _common_shims(trust_remote_code)
     if one_device:
         shims += _unsharded_shims()
     if device == "cpu" or reference_on_device:
@@ -176,13 +236,16 @@ def register_rollout() -> None:
     _ROLLOUT_REGISTRY[HF_ROLLOUT] = HF_ROLLOUT_CLASS
 
 
-def install(device: str, *, reference_on_device: bool = True, one_device: bool = True) -> Callable[[], None]:
+def install(
+    device: str, *, reference_on_device: bool = True, one_device: bool = True, trust_remote_code: bool = False
+) -> Callable[[], None]:
     """Make verl ready for a run on `device`. Returns the undo of what was replaced (registrations stay).
 
     Args:
         device: "cpu" or "cuda".
         reference_on_device: the frozen reference stays on the device instead of in pinned host memory.
         one_device: this process is the whole run; models are not sharded.
+        trust_remote_code: whether code that comes with a tokenizer may run.
 
     Raises:
         UserError: another verl than SUPPORTED_VERL is installed.
@@ -191,7 +254,14 @@ def install(device: str, *, reference_on_device: bool = True, one_device: bool =
     if device == "cpu":
         register_cpu_engines()
     register_rollout()
-    return replace_names(shims_for(device, reference_on_device=reference_on_device, one_device=one_device))
+    return replace_names(
+        shims_for(
+            device,
+            reference_on_device=reference_on_device,
+            one_device=one_device,
+            trust_remote_code=trust_remote_code,
+        )
+    )
 
 
 def replace_names(shims: list[Shim]) -> Callable[[], None]:

@@ -199,7 +199,7 @@ def _ppo(
     """verl's PPO trainer on one device."""
     cfg = ready.cfg
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
-    environment.set_threads(cfg.training.num_threads)
+    environment.set_threads(int(cfg.training.num_threads))
     with environment.without_packages(*environment.UNUSED_PACKAGES):
         from quickstart import verl_config
         from quickstart.plugin import shims
@@ -207,7 +207,11 @@ def _ppo(
 
         keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
         whole = verl_config.compose(keys, cfg.verl)
-        undo = shims.install(cfg.training.device, reference_on_device=cfg.rl.reference_offload is None)
+        undo = shims.install(
+            cfg.training.device,
+            reference_on_device=cfg.rl.reference_offload is None,
+            trust_remote_code=cfg.model.trust_remote_code,
+        )
     environment.seed_everything(cfg.training.seed)
     recorder.phase(f"Loading reward: {cfg.rl.reward}")
     ready.guard_terminal(capture.terminal)

@@ -7,14 +7,11 @@ checkpoints are `verl.trainer.ppo.v1.trainer_base.PPOTrainer`, on objects of thi
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from verl.trainer.ppo.v1 import trainer_base
@@ -22,27 +19,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
-from quickstart.errors import Fault, RunError
 from quickstart.plugin.agent_loop import LocalAgentLoopManager
 from quickstart.plugin.local import LocalRun, in_process
 from quickstart.plugin.shims import Shim, replace_names
+from quickstart.trainers.export import MODEL_FOLDER, export_model
+from quickstart.trainers.watch import GradientWatch, Reporter, StopRequested
 
-MODEL_FOLDER = "model"  # beside verl's own folders in a checkpoint: what from_pretrained loads
-NON_FINITE_LIMIT = 3  # updates in a row that verl skipped (transformer_impl.py:822) before the run is stopped
-
-
-class Reporter(Protocol):
-    """What the trainer tells about a run; `record.Recorder` writes it down."""
-
-    def phase(self, text: str) -> None: ...
-    def rollout(self, step: int, rows: list[dict[str, Any]]) -> None: ...
-    def update(self, step: int, epoch: float, metrics: dict[str, float]) -> None: ...
-    def evaluation(self, step: int, epoch: float, metrics: dict[str, float], rows: list[dict[str, Any]]) -> None: ...
-    def saved(self, step: int, path: Path) -> None: ...
-
-
-class StopRequested(Exception):  # noqa: N818  (not an error)
-    """The user asked to stop; raised between two steps, with everything of the last one recorded."""
+REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
 
 
 def dead_group_share(rows: Sequence[dict[str, Any]]) -> float:
@@ -96,7 +79,7 @@ class LocalPPOTrainer(PPOTrainerSync):
         self._run, self._reporter, self._stop = run, reporter, stop
         self._step_metrics: dict[str, float] = {}
         self._evaluated: list[dict[str, Any]] = []
-        self._skipped = 0
+        self._watch = GradientWatch(("actor/grad_norm", "critic/grad_norm"), REMEDY)
 
     # ---- verl's hooks ----
 
@@ -134,29 +117,11 @@ class LocalPPOTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        self.export(folder / MODEL_FOLDER)
+        assert self._run.actor is not None
+        export_model(self._run.actor.worker.actor.engine, self.tokenizer, folder / MODEL_FOLDER)
         self._reporter.saved(self.global_steps, folder)
 
     # ---- ours ----
-
-    def export(self, folder: Path) -> None:
-        """Write the policy as a folder that from_pretrained loads: all weights as trained, config, tokenizer."""
-        from transformers import AutoModelForCausalLM
-
-        assert self._run.actor is not None
-        engine = self._run.actor.worker.actor.engine
-        state = {name: value.detach().cpu() for name, value in engine.get_per_tensor_param()[0]}
-        config = engine.model_config.hf_config
-        part = folder.with_name(folder.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, dtype=next(iter(state.values())).dtype)
-        empty.save_pretrained(part, state_dict=state)
-        if engine.model_config.generation_config is not None:
-            engine.model_config.generation_config.save_pretrained(part)
-        self.tokenizer.save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
 
     def report_metrics(self, data: dict[str, Any], step: int) -> None:
         """verl has logged one step (or, at step 0, an evaluation before training)."""
@@ -168,21 +133,7 @@ class LocalPPOTrainer(PPOTrainerSync):
             self._evaluated = []
         if "training/global_step" in metrics:
             self._reporter.update(step, epoch, metrics)
-            self._watch_gradients(step, metrics)
-
-    def _watch_gradients(self, step: int, metrics: dict[str, float]) -> None:
-        norms = {name: metrics[name] for name in ("actor/grad_norm", "critic/grad_norm") if name in metrics}
-        broken = {name: norm for name, norm in norms.items() if not math.isfinite(norm)}
-        self._skipped = self._skipped + 1 if broken else 0
-        if self._skipped >= NON_FINITE_LIMIT:
-            raise RunError(
-                Fault(
-                    field=f"step {step}: {', '.join(broken)}",
-                    found=", ".join(str(norm) for norm in broken.values()),
-                    rule=f"gradients were not finite in {NON_FINITE_LIMIT} steps in a row; verl skips such updates",
-                    fix="lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32",
-                )
-            )
+            self._watch.look(step, metrics)
 
     def _rows(self, partition: str) -> list[dict[str, Any]]:
         """What lies in the store as rollout rows: prompt, response, reward first."""

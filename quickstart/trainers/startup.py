@@ -102,7 +102,7 @@ def prepare_run(cfg: RunConfig) -> Ready:
 
 def with_local_models(cfg: RunConfig) -> RunConfig:
     """Every model name as a checked local folder. Raises UserError with the faults of all of them."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     faults: list[Fault] = []
     for name in MODEL_FIELDS:
         wanted = vars(cfg.model)[name]
