@@ -20,7 +20,9 @@ WIDE_BOMS = (
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
 # Names as iconv and Python both know them, the ones met most in text data.
-CANDIDATES = ("GB18030", "BIG5", "SHIFT_JIS", "EUC-KR", "CP1252")
+# Of equals the first is taken: all Korean text looks like common Chinese, but no Chinese text of some length looks Korean.
+CANDIDATES = ("EUC-KR", "GB18030", "BIG5", "SHIFT_JIS", "CP1252")
+KOREAN_LENGTH = 10  # characters
 CONFIDENT = 0.75  # share of the non-ASCII characters that must be common ones
 
 
@@ -58,6 +60,8 @@ def _score(sample: bytes, name: str) -> float:
     except UnicodeDecodeError:
         return 0.0
     foreign = [char for char in text if ord(char) > 127]
+    if name == "EUC-KR" and len(foreign) < KOREAN_LENGTH:
+        return 0.0
     return sum(_is_common(char, name) for char in foreign) / len(foreign) if foreign else 0.0
 
 
