@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quickstart.arguments import ESTIMATORS, RunConfig
+from quickstart.config import generations
 from quickstart.errors import Fault, UserError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -44,7 +45,7 @@ class RunPaths:
 def batch_table(cfg: RunConfig, devices: int = 1) -> dict[str, int]:
     """The arithmetic of one step, in samples unless named otherwise (verl trainer_base.py:1601 multiplies by n)."""
     rl = cfg.rl
-    samples = rl.rollout_batch_size * rl.num_generations
+    samples = rl.rollout_batch_size * generations(cfg)
     update = rl.per_device_train_batch_size * rl.gradient_accumulation_steps * devices
     return {
         "prompts_per_step": rl.rollout_batch_size,
@@ -73,6 +74,22 @@ def translate(cfg: RunConfig, paths: RunPaths, *, device: str, steps: int) -> di
         | _algorithm(cfg)
         | _reward(paths)
         | _trainer(cfg, paths, device, steps)
+    )
+
+
+def translate_preference(cfg: RunConfig, *, chat_template: str | None, steps: int) -> dict[str, Any]:
+    """verl's keys for dpo, kto, simpo and orpo: the actor alone, no rollout, critic or reward.
+
+    Args:
+        cfg: resolved arguments, no "auto" left. A micro batch counts pairs where rows come in pairs.
+        chat_template: for a tokenizer that has none.
+        steps: optimizer steps of the whole run.
+    """
+    return (
+        _model(cfg, chat_template)
+        | _actor(cfg)
+        | _engines(cfg)
+        | {f"{ACTOR}.optim.total_training_steps": steps, "trainer.device": cfg.training.device}
     )
 
 
@@ -135,7 +152,7 @@ def _optimizer(cfg: RunConfig, prefix: str, learning_rate: float) -> dict[str, A
 def _actor(cfg: RunConfig) -> dict[str, Any]:
     rl = cfg.rl
     micro = rl.per_device_train_batch_size
-    prompts_per_update = micro * rl.gradient_accumulation_steps // rl.num_generations
+    prompts_per_update = micro * rl.gradient_accumulation_steps // generations(cfg)
     return _optimizer(cfg, f"{ACTOR}.optim", rl.learning_rate) | {
         f"{ACTOR}.ppo_mini_batch_size": prompts_per_update,  # in prompts: verl multiplies by n (trainer_base.py:1800)
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
@@ -151,6 +168,8 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
         f"{ACTOR}.kl_loss_type": rl.kl_estimator,
         f"{ACTOR}.data_loader_seed": cfg.training.seed,
         f"{ACTOR}.use_torch_compile": False,  # compiling costs more than a short run
+        # what the optimal-token-baseline estimators weigh tokens by (core_algos.py:828)
+        f"{ACTOR}.calculate_sum_pi_squared": rl.rl_type.endswith("optimal_token_baseline"),
     }
 
 
@@ -279,7 +298,7 @@ def compose(keys: dict[str, Any], user_keys: dict[str, Any]) -> Any:
     OmegaConf.set_struct(config, True)
     for key, value in keys.items():
         OmegaConf.update(config, key, value, merge=False, force_add=key.rsplit(".", 1)[-1] in EXTRA_KEYS)
-    user = flatten(user_keys)
+    user = dict(user_keys)
     unknown = [key for key in user if not known_key(config, key)]
     if unknown:
         raise UserError(_unknown_key(config, key, user[key]) for key in unknown)
@@ -309,7 +328,8 @@ def all_keys(config: Any) -> list[str]:
     """Every dotted leaf of verl's configuration."""
     from omegaconf import OmegaConf
 
-    return list(flatten(OmegaConf.to_container(config, resolve=False)))
+    container: Any = OmegaConf.to_container(config, resolve=False)
+    return list(flatten(container))
 
 
 def _unknown_key(config: Any, key: str, value: Any) -> Fault:

@@ -86,7 +86,7 @@ class LocalLoop:
         asyncio.set_event_loop(None)
 
 
-class _Worker(_VerlWorker):
+class _Worker(_VerlWorker):  # type: ignore[misc, valid-type]  # a class taken out of Ray's wrapper
     """verl's agent loop worker, counting open conversations and remembering the first error."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
