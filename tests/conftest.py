@@ -1,37 +1,79 @@
-"""What several test modules need: a tokenizer that is made in a moment and needs no hub."""
+"""What several test modules need: the environment of a CPU run, tiny models, rows, and a switch for GPU tests.
+
+Nothing heavy is imported before a test asks for it. Helper modules are in tests/support, which is put on the path.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+SUPPORT = Path(__file__).parent / "support"
+sys.path.insert(0, str(SUPPORT))
+
+import tiny_models  # noqa: E402  (needs the path above)
+
+CHATML = tiny_models.CHATML
+make_tokenizer = tiny_models.make_tokenizer
+
+# Read when torch, ray and verl are imported. A stray ray.get must fail in a test, not start a cluster.
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def make_tokenizer() -> Any:
-    """Byte-level BPE without merges: a token is a byte, so that lengths can be counted by hand."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
 
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=258, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator([], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Any:
     """One byte is one token; the template of one user message costs 19 more."""
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny Qwen2 whose output head is its embedding."""
+    return tiny_models.save_policy(tmp_path_factory.mktemp("tied"), "qwen2_tied")
+
+
+@pytest.fixture(scope="session")
+def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny Qwen2 with a head of its own."""
+    return tiny_models.save_policy(tmp_path_factory.mktemp("untied"), "qwen2")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny Llama."""
+    return tiny_models.save_policy(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 rows in the parquet format that verl reads."""
+    return tiny_models.save_rows(tmp_path_factory.mktemp("rows") / "sums.parquet", tiny_models.arithmetic_rows(40))
+
+
+@pytest.fixture(scope="session")
+def process_variables() -> Iterator[None]:
+    """What verl's workers expect of a process that is a whole run."""
+    from quickstart.trainers import environment
+
+    environment.set_variables("cpu")
+    environment.set_threads(2)
+    yield
