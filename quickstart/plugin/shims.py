@@ -187,7 +187,15 @@ def _resident_reference_shim() -> Shim:
     )
 
 
+def merge_adapters(module: torch.nn.Module, do_merge: bool) -> None:
+    """LoRA into a whole model's weights, or out of them. As verl.utils.fsdp_utils.fsdp_merge_unmerge."""
+    from verl.utils.fsdp_utils import _merge_or_unmerge_lora_
+
+    _merge_or_unmerge_lora_(module, merge=do_merge)
+
+
 def _unsharded_shims() -> list[Shim]:
+    from verl.utils import fsdp_utils
     from verl.workers.engine.fsdp import transformer_impl
 
     why = "on one device FSDP2 moves every weight through a gather of one rank, in each forward and backward"
@@ -203,6 +211,13 @@ def _unsharded_shims() -> list[Shim]:
         Shim(module=transformer_impl, name="apply_fsdp2", replacement=leave_whole, why=why, where=where),
         Shim(
             module=transformer_impl, name="fsdp2_load_full_state_dict", replacement=move_to_device, why=why, where=where
+        ),
+        Shim(
+            module=fsdp_utils,
+            name="fsdp_merge_unmerge",
+            replacement=merge_adapters,
+            why="it refuses a model that is not sharded, so that LoRA weights could be neither exported nor synced",
+            where="verl/utils/fsdp_utils.py:909-931",
         ),
     ]
 
