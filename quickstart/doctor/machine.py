@@ -197,7 +197,9 @@ def judge_ray_disk(disk: Disk, uses_ray: bool) -> Finding:
         return ok("disk: Ray", found)
     fix = "free some space there, or set RAY_TMPDIR to a short path on another disk"
     if uses_ray:
-        return warning("disk: Ray", found, fix, rule=f"Ray stops making objects when a disk is over {RAY_FULL:.0%} full")
+        return warning(
+            "disk: Ray", found, fix, rule=f"Ray stops making objects when a disk is over {RAY_FULL:.0%} full"
+        )
     return note("disk: Ray", f"{found}; a run in one process does not use it", fix)
 
 

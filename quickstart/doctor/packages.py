@@ -16,7 +16,18 @@ from packaging.version import Version
 from quickstart.doctor.finding import Finding, error, note, ok, warning
 
 OURS = "quickstart-rl"
-SHOWN = ("verl", "torch", "transformers", "tensordict", "ray", "TransferQueue", "datasets", "accelerate", "peft", "vllm")
+SHOWN = (
+    "verl",
+    "torch",
+    "transformers",
+    "tensordict",
+    "ray",
+    "TransferQueue",
+    "datasets",
+    "accelerate",
+    "peft",
+    "vllm",
+)
 EXTRAS = ("vllm", "fsdp")  # of verl: for the GPU
 NEEDED = {  # not in verl's base list, imported by its trainer and rollout server all the same (verl-core)
     "TransferQueue", "pyzmq", "msgspec", "cachetools", "fastapi", "uvicorn",
@@ -99,7 +110,9 @@ def judge_extras(wanted: Sequence[Wanted], version_of: Versions, *, on_gpu: bool
     for want in wanted:
         version = version_of(want.requirement.name)
         if not want.must and version is not None and not fits(want.requirement, version):
-            off[want.requirement.name] = f"{want.requirement.name} {version} ({want.whose}: {want.requirement.specifier})"
+            off[want.requirement.name] = (
+                f"{want.requirement.name} {version} ({want.whose}: {want.requirement.specifier})"
+            )
     off.pop("trl", None)  # has a line of its own
     if not off:
         return []
