@@ -95,13 +95,14 @@ def judge_gpu(gpus: tuple[Gpu, ...], cfg: RunConfig) -> list[Finding]:
         return [ok("gpu", "none; the CPU trains")]
     gpu = gpus[0]
     more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
-    text = f"{gpu.name}{more}, {gpu.memory_bytes / 2**30:.0f} GiB, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    capability = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    text = f"{gpu.name}{more}, {gpu.memory_bytes / 2**30:.0f} GiB, {capability}"
     if gpu.capability >= AMPERE:
         return [ok("gpu", text)]
     findings = [
         note("gpu", f"{text}, before Ampere: float16 instead of bfloat16, sdpa instead of flash-attn, eager vllm")
     ]
-    rule = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}; it needs 8.0 (Ampere)"
+    rule = f"{capability}; it needs 8.0 (Ampere)"
     if cfg.model.torch_dtype == "bfloat16":
         fix = "write auto, float16 or float32"
         findings.append(warning("gpu", "bfloat16", fix, field="model.torch_dtype", rule=f"emulated, slow: {rule}"))
@@ -116,7 +117,7 @@ def judge_kernel(answer: Answer) -> Finding:
     if answer.failure:
         done = ", ".join(answer.facts) or "nothing"
         found = f"a 256 x 256 product failed: {answer.failure} (done before: {done})"
-        fix = "torch's build does not fit this card or its driver: pip install 'quickstart-rl[gpu]', or training.device=cpu"
+        fix = "torch does not fit this card or its driver: pip install 'quickstart-rl[gpu]', or set training.device=cpu"
         return error("cuda kernel", found, fix, rule="a kernel must run before training can")
     names = ", ".join(name for name, value in answer.facts.items() if value == "ok")
     return ok("cuda kernel", f"products in {names} are right ({answer.seconds:.1f} s)")
