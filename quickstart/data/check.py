@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from quickstart.data.rows import Row, RowDrop, RowFault, shown
+from quickstart.data.rows import Row, RowDrop, RowFault
+from quickstart.data.shapes import nearest_column
 
 Purpose = Literal["read", "rollouts", "pairs", "labelled"]
 
@@ -27,7 +28,8 @@ def check_row(row: Row, purpose: Purpose, needs_answer: bool) -> None:
         RowFault, RowDrop: see the module.
     """
     _check_prompt(row)
-    for name, text in (("chosen", row.chosen), ("rejected", row.rejected), ("answer", row.answer)):
+    texts = {"chosen": row.chosen, "rejected": row.rejected, "answer": row.answer, "data_source": row.data_source}
+    for name, text in texts.items():
         if text is not None:
             _check_writable(text, name)
     if purpose == "pairs" or (purpose == "labelled" and row.label is None):
@@ -78,7 +80,7 @@ def _check_reference(row: Row) -> None:
     """The reward `preference` compares with chosen (or the only answer), and with rejected where there is one."""
     if row.chosen is None and row.answer is None:
         rule = "the reward `preference` compares answers with `chosen`"
-        fix = "name the column (data.columns.chosen=...), or choose another rl.reward"
+        fix = f"{_name_column(row, 'chosen', 'answer')}, or choose another rl.reward"
         raise RowFault(found=_columns(row), rule=rule, fix=fix)
     if row.chosen is None:
         _check_answer(row.answer, "answer")
@@ -94,14 +96,24 @@ def _check_answer(text: str | None, name: str) -> None:
 
 def _missing(row: Row, name: str, purpose: str) -> RowFault:
     if row.answer is not None and purpose == "labelled":
-        fix = "name the column (data.columns.label=...)"
-        return RowFault(found=_columns(row), rule="KTO needs a label for each answer", fix=fix)
+        rule, fix = "KTO needs a label for each answer", _name_column(row, "label")
+        return RowFault(found=_columns(row), rule=rule, fix=fix)
     rule = f"`{name}` must be there: this rl_type learns from chosen and rejected answers"
-    return RowFault(found=_columns(row), rule=rule, fix=f"name the column (data.columns.{name}=...), or remove the row")
+    return RowFault(found=_columns(row), rule=rule, fix=f"{_name_column(row, name)}, or remove the row")
+
+
+def _name_column(row: Row, *names: str) -> str:
+    """How to say which column is meant: the one that resembles a name, or a blank to fill in."""
+    for name in names:
+        guess = nearest_column(name, row.extra)
+        if guess is not None:
+            return f"did you mean {guess}? set data.columns.{name}={guess}"
+    return f"name the column (data.columns.{names[0]}=...)"
 
 
 def _columns(row: Row) -> str:
     """What the row has, for messages."""
     have = {"chosen": row.chosen, "rejected": row.rejected, "answer": row.answer, "label": row.label}
     names = ["prompt", *(name for name, value in have.items() if value is not None), *map(str, row.extra)]
-    return shown(", ".join(names), 80).strip("'")
+    text = ", ".join(names)
+    return text if len(text) <= 80 else text[:77] + "..."

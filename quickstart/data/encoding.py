@@ -20,7 +20,7 @@ WIDE_BOMS = (
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
 # Names as iconv and Python both know them, the ones met most in text data.
-# Of equals the first is taken: all Korean text looks like common Chinese, but no Chinese text of some length looks Korean.
+# Of equals the first is taken: Korean text looks like common Chinese, but Chinese text of some length not like Korean.
 CANDIDATES = ("EUC-KR", "GB18030", "BIG5", "SHIFT_JIS", "CP1252")
 KOREAN_LENGTH = 10  # characters
 CONFIDENT = 0.75  # share of the non-ASCII characters that must be common ones

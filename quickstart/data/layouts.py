@@ -6,7 +6,7 @@ rollouts: verl's own row format (verl/utils/dataset/rl_dataset.py, trainer/ppo/r
     prompt        [{role, content}, ...]
     ability       text
     reward_model  {style: "rule", ground_truth: text}         chosen, or the only answer
-    extra_info    {index, chosen, rejected, label, file, line, row}     row: all other columns, as JSON text
+    extra_info    {index, chosen, rejected, label, file, line, row}     row: all other columns, as JSON text (ASCII)
 
 The other columns travel as JSON text because a table column has one type and rows do not: parquet would turn 4 beside
 4.5 into 4.0 and fill in keys that other rows have. The reward guard (rewards/guard.py) unpacks them again.
@@ -48,7 +48,7 @@ def verl_rows(index: int, row: Row) -> list[Written]:
         "label": row.label,
         "file": row.file,
         "line": row.line,
-        "row": json.dumps(row.extra, ensure_ascii=False, default=str) if row.extra else None,
+        "row": json.dumps(row.extra, default=str) if row.extra else None,
     }
     return [
         {

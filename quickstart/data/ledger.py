@@ -5,9 +5,9 @@ Not here: any rule. A fault refuses the run (one UserError with all kinds of fau
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from quickstart.data.rows import RowFault
+from quickstart.data.rows import RowFault, printable
 from quickstart.errors import Fault, UserError
 
 NAMED = 10  # places that are written out for each kind
@@ -67,16 +67,6 @@ class Ledger:
         self.remarks.setdefault(text, Places()).add(file, line)
 
     @property
-    def rows_dropped(self) -> int:
-        """Rows left out, over all reasons."""
-        return sum(places.count for places in self.dropped.values())
-
-    @property
-    def rows_faulty(self) -> int:
-        """Rows that refuse the run, over all kinds."""
-        return sum(places.count for _, places in self.faults.values())
-
-    @property
     def has_faults(self) -> bool:
         """Whether the run is refused."""
         return bool(self.general or self.faults)
@@ -85,7 +75,7 @@ class Ledger:
         """Raise one UserError with every fault so far, one entry for each kind; nothing where there are none."""
         faults = self.general + [_row_fault(problem, places) for problem, places in self.faults.values()]
         if faults:
-            raise UserError(faults)
+            raise UserError(_clean(fault) for fault in faults)
 
     def raise_empty(self, field_name: str, files: str) -> None:
         """Raise when no row is left, with the reasons."""
@@ -95,7 +85,7 @@ class Ledger:
         found = f"{files}: 0 of {self.rows_read} rows can be used" if self.rows_read else f"{files}: no records"
         fix = "correct these rows or name another file" if self.rows_read else "name a file with rows in it"
         rule = f"at least one row must be left ({reasons})" if reasons else "the file has no records"
-        raise UserError(Fault(field=field_name, found=found, rule=rule, fix=fix))
+        raise UserError(_clean(Fault(field=field_name, found=found, rule=rule, fix=fix)))
 
     def notices(self) -> list[str]:
         """One line for each reason, each note and each remark."""
@@ -107,7 +97,12 @@ class Ledger:
         for text, places in self.remarks.items():
             file, line = places.first[0]
             understood.append(f"{text} ({places.count} rows, first {file}:{line})")
-        return left_out + self.notes + understood
+        return [printable(line) for line in left_out + self.notes + understood]
+
+
+def _clean(fault: Fault) -> Fault:
+    """Column names and file names come from outside and may hold what cannot be printed."""
+    return Fault(**{name: printable(text) for name, text in asdict(fault).items()})
 
 
 def _row_fault(problem: RowFault, places: Places) -> Fault:

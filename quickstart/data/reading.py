@@ -31,7 +31,8 @@ class Table:
     rows: list[Row]
     shape: str  # as recognised; several, comma between them, where files differ
     notices: list[str]  # what was left out and why, what was understood in another way than written
-    rows_read: int  # good and bad; equals the rows here and those that the notices count as left out
+    rows_read: int  # equals the rows here and those that were dropped
+    dropped: dict[str, int]  # reason -> rows left out; their places stand in the notices
 
 
 @dataclass(kw_only=True)
@@ -165,5 +166,10 @@ def read_rows(args: DataArguments) -> Table:
     rows = list(reader.rows(sources))
     reader.finish(len(rows), sources)
     ledger = reader.ledger
-    shape = ", ".join(reader.shape_names)
-    return Table(rows=rows, shape=shape, notices=ledger.notices(), rows_read=ledger.rows_read)
+    return Table(
+        rows=rows,
+        shape=", ".join(reader.shape_names),
+        notices=ledger.notices(),
+        rows_read=ledger.rows_read,
+        dropped={reason: places.count for reason, places in ledger.dropped.items()},
+    )

@@ -50,6 +50,11 @@ class RowDrop(Exception):  # noqa: N818  (not an error)
         self.reason = reason
 
 
+def printable(text: str) -> str:
+    """The text with half surrogate pairs written out, which no terminal and no file takes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def shown(value: Any, limit: int = 60) -> str:
     """A value for a message, cut when long."""
     text = (

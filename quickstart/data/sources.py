@@ -15,6 +15,7 @@ from typing import Literal
 from quickstart.config.paths import REPOSITORY, looks_local, missing_fix
 from quickstart.data import text
 from quickstart.data.ledger import Ledger
+from quickstart.data.rows import printable
 from quickstart.errors import Fault
 
 Kind = Literal["json", "csv", "parquet", "arrow", "hub"]
@@ -94,7 +95,7 @@ def _files(paths: list[Path], ledger: Ledger) -> list[Source]:
         if isinstance(kind, Fault):
             ledger.general.append(kind)
         else:
-            sources.append(Source(kind=kind, path=path, name=str(path)))
+            sources.append(Source(kind=kind, path=path, name=printable(str(path))))
     return sources
 
 

@@ -28,7 +28,7 @@ def read_parquet(source: Source, ledger: Ledger) -> Iterator[Record]:
         with pq.ParquetFile(_arrow_input(source.path)) as file:
             columns = _readable(file.schema_arrow, source.name, ledger)
             yield from _numbered(file.iter_batches(batch_size=BATCH_ROWS, columns=columns))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, *text.DAMAGED) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError, *text.DAMAGED) as error:
         ledger.general.append(_damaged(source.name, "parquet", error))
 
 
@@ -47,7 +47,7 @@ def read_arrow(source: Source, ledger: Ledger) -> Iterator[Record]:
                 file = batches = pa.ipc.open_stream(raw)
             columns = _readable(file.schema, source.name, ledger)
             yield from _numbered(batch.select(columns) for batch in batches)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, *text.DAMAGED) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError, *text.DAMAGED) as error:
         ledger.general.append(_damaged(source.name, "arrow", error))
 
 
@@ -66,6 +66,7 @@ def _arrow_input(path: Path) -> Any:
 def _numbered(batches: Any) -> Iterator[Record]:
     line = 0
     for batch in batches:
+        batch.validate(full=True)  # offsets and text are not checked on reading; damaged ones crash the process
         for start in range(0, batch.num_rows, BATCH_ROWS):
             for value in batch.slice(start, BATCH_ROWS).to_pylist():
                 line += 1

@@ -26,12 +26,12 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(model: Path, **sections: Mapping[str, Any]) -> Any:
-    """Resolved arguments: SMALL, then `model`, then the sections given (model=..., rl=..., verl=...)."""
+def settings(policy: Path, **sections: Mapping[str, Any]) -> Any:
+    """Resolved arguments: SMALL, then the policy's folder, then the sections given (model=..., rl=..., verl=...)."""
     from quickstart import config
 
     merged = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in ("model", "data", "rl", "training")}
-    merged["model"].setdefault("model_name_or_path", str(model))
+    merged["model"].setdefault("model_name_or_path", str(policy))
     given = (merged[name] for name in ("model", "data", "rl", "training"))
     return config.resolve(config.from_arguments(*given, sections.get("verl"))).cfg
 
