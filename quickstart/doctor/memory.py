@@ -1,0 +1,291 @@
+"""The memory plan: what each role holds in each phase, on the device and in host memory, before anything is loaded.
+
+For one process on one device as it is set up here: whole models (plugin/shims.py leave_whole), master weights in
+float32, products in the compute dtype by autocast, gradients only inside an update, the rollout engine's own copy of
+the weights in the compute dtype. All numbers are bytes. They assume that every answer is as long as it may be.
+
+    weights        4 P a trained role (2 or 4 P the rollout engine's copy, 4 P the reference)
+    gradients      4 P during its update; Adam 8 P from the first update on
+    activations    kept for the backward pass, a layer and token: 24 h + 20 a + 16 i in float32, 20 h + 10 a + 8 i in
+                   bfloat16 (h width, a heads x head size, i inner width), with checkpointing 4 h and one layer in full
+    logits         of one micro batch: see LOGITS
+    KV cache       2 x layers x key-value heads x head size x tokens x compute dtype, all answers of a step
+
+Error against measured peaks (scripts/measure_memory_plan.py, resident memory of a child process a configuration on a
+CPU): see MEASURED. A GPU's allocator and graphs are not measured yet: there the plan keeps RESERVE free.
+
+Not here: what the machine has (machine.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, REFERENCE_PREFERENCE_TYPES, RunConfig
+from quickstart.config import kl_place, samples_per_step
+from quickstart.doctor.parameters import ModelShape
+
+Phase = Literal["rollout", "log-probs", "critic update", "actor update", "save"]
+Place = Literal["device", "host"]
+PHASES: tuple[Phase, ...] = ("rollout", "log-probs", "critic update", "actor update", "save")
+
+FLOAT = 4
+ADAM = 8  # two float32 moments
+# Bytes for each (token of a micro batch) x (entry of the vocabulary), by compute dtype bytes: logits, their copy without
+# padding, log-softmax in float32, and in the update its gradients; in log-probs entropy's softmax and product instead.
+LOGITS: dict[Phase, dict[int, int]] = {"log-probs": {4: 12, 2: 14}, "actor update": {4: 16, 2: 16}}
+SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
+ENGINE_ROWS = 256  # answers generated at a time (verl's rollout.max_num_seqs)
+HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
+DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
+RESERVE = 0.1  # share of a GPU kept free for what the plan does not see (fragmentation, graphs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One kind of memory of one role, and where it lies in each phase; a phase without it is left out."""
+
+    role: str
+    kind: str
+    size: int  # bytes
+    where: Mapping[Phase, Place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """All items of a run."""
+
+    items: tuple[Item, ...]
+    phases: tuple[Phase, ...]
+
+    def total(self, place: Place, phase: Phase) -> int:
+        """Bytes in one place during one phase."""
+        return sum(item.size for item in self.items if item.where.get(phase) == place)
+
+    def peak(self, place: Place) -> tuple[int, Phase]:
+        """The largest of the phases."""
+        return max((self.total(place, phase), phase) for phase in self.phases)
+
+    def largest(self, place: Place, phase: Phase, number: int = 4) -> list[Item]:
+        """What takes most there and then."""
+        there = [item for item in self.items if item.where.get(phase) == place]
+        return sorted(there, key=lambda item: -item.size)[:number]
+
+    def table(self, place: Place) -> dict[str, dict[str, int]]:
+        """role -> phase -> bytes, for JSON."""
+        found: dict[str, dict[str, int]] = {}
+        for item in self.items:
+            for phase, there in item.where.items():
+                if there == place:
+                    row = found.setdefault(item.role, {})
+                    row[phase] = row.get(phase, 0) + item.size
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the settings make of a model: pure numbers."""
+
+    shape: ModelShape
+    critic_parameters: int
+    reward_parameters: int
+    compute: int  # bytes of the compute dtype
+    rows: int  # sequences of one forward and backward
+    prompt: int  # tokens of the longest prompt
+    tokens: int  # of the longest sequence
+    answers: int  # generated at a time
+    trainable: int  # parameters of the policy that get gradients
+    checkpointing: bool
+
+
+def lora_parameters(shape: ModelShape, rank: int) -> int:
+    """Adapters on all linear layers of a decoder: rank x (in + out) each."""
+    wide, inner = shape.heads * shape.head_dim, shape.intermediate
+    narrow = shape.kv_heads * shape.head_dim
+    return rank * shape.layers * (7 * shape.hidden + 2 * wide + 2 * narrow + 3 * inner)
+
+
+def sizes_of(
+    cfg: RunConfig, shape: ModelShape, critic: ModelShape | None, reward: int, longest_prompt: int | None
+) -> Sizes:
+    """The numbers behind the plan."""
+    prompt = min(cfg.data.max_prompt_length, longest_prompt or cfg.data.max_prompt_length)
+    per_row = 2 if cfg.rl.rl_type in ("dpo", "simpo", "orpo") else 1  # a pair is two sequences
+    body = (critic or shape).body_parameters + (critic or shape).hidden + 1
+    return Sizes(
+        shape=shape,
+        critic_parameters=body if cfg.rl.rl_type in CRITIC_TYPES else 0,
+        reward_parameters=reward,
+        compute=4 if cfg.model.torch_dtype == "float32" else 2,
+        rows=cfg.rl.per_device_train_batch_size * per_row,
+        prompt=prompt,
+        tokens=prompt + cfg.data.max_response_length,
+        answers=min(samples_per_step(cfg), ENGINE_ROWS),
+        trainable=lora_parameters(shape, cfg.model.lora_rank) if cfg.model.lora_rank else shape.parameters,
+        checkpointing=bool(cfg.model.gradient_checkpointing),
+    )
+
+
+def memory_plan(
+    cfg: RunConfig,
+    shape: ModelShape,
+    *,
+    critic: ModelShape | None = None,
+    reward_parameters: int = 0,
+    longest_prompt: int | None = None,
+) -> MemoryPlan:
+    """The plan of a run.
+
+    Args:
+        cfg: resolved settings, no "auto" left.
+        shape: the policy; critic: the value model's own checkpoint, None: it starts from the policy.
+        reward_parameters: of a reward model, 0 without one.
+        longest_prompt: of the data, in tokens; None: as long as it may be.
+    """
+    sizes = sizes_of(cfg, shape, critic, reward_parameters, longest_prompt)
+    phases = tuple(phase for phase in PHASES if phase in phases_of(cfg))
+    items = [*process(cfg, phases), *actor(cfg, sizes, phases), *forward(cfg, sizes)]
+    if cfg.rl.rl_type not in PREFERENCE_TYPES:
+        items += [*rollout(sizes, phases), *reference(cfg, sizes, phases), *reward(cfg, sizes, phases)]
+    if cfg.rl.rl_type in CRITIC_TYPES:
+        items += critic_items(cfg, sizes, phases)
+    if cfg.training.device == "cpu":
+        items = [dataclasses.replace(item, where=dict.fromkeys(item.where, "host")) for item in items]
+    return MemoryPlan(items=tuple(items), phases=phases)
+
+
+def phases_of(cfg: RunConfig) -> set[Phase]:
+    """The phases that this run goes through."""
+    found: set[Phase] = {"actor update"}
+    if cfg.training.save_steps != "never":
+        found.add("save")
+    if cfg.rl.rl_type in PREFERENCE_TYPES:
+        return found | ({"log-probs"} if cfg.rl.rl_type in REFERENCE_PREFERENCE_TYPES else set())
+    found.add("rollout")
+    if cfg.rl.rl_type in CRITIC_TYPES:
+        found.add("critic update")
+    if bool(cfg.rl.recompute_old_log_probs) or kl_place(cfg) != "none":
+        found.add("log-probs")
+    return found
+
+
+def spread(phases: Iterable[Phase], place: Place, busy: Mapping[Phase, Place] | None = None) -> dict[Phase, Place]:
+    """In one place in all phases but for `busy` ones."""
+    return {phase: (busy or {}).get(phase, place) for phase in phases}
+
+
+def busy_in(*names: Phase) -> dict[Phase, Place]:
+    """On the device during these phases."""
+    return dict.fromkeys(names, "device")
+
+
+def process(cfg: RunConfig, phases: tuple[Phase, ...]) -> list[Item]:
+    """What an empty process takes."""
+    items = [Item(role="process", kind="libraries", size=HOST_BASE, where=spread(phases, "host"))]
+    if cfg.training.device != "cpu":
+        items.append(Item(role="process", kind="CUDA context", size=DEVICE_BASE, where=spread(phases, "device")))
+    return items
+
+
+def actor(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """The policy: weights, gradients, Adam, and what a checkpoint copies."""
+    rests: Place = "host" if cfg.rl.actor_offload else "device"
+    weights = sizes.shape.parameters + (sizes.trainable if cfg.model.lora_rank else 0)
+    working = busy_in("log-probs", "actor update", "save")
+    copies = (
+        1 if cfg.training.device == "cpu" else 2
+    )  # of the whole model: bytes for safetensors; from the GPU one more
+    items = [
+        Item(role="actor", kind="weights", size=FLOAT * weights, where=spread(phases, rests, working)),
+        Item(role="actor", kind="gradients", size=FLOAT * sizes.trainable, where=busy_in("actor update")),
+        Item(
+            role="actor",
+            kind="Adam",
+            size=ADAM * sizes.trainable,
+            where=spread(phases, rests, busy_in("actor update")),
+        ),
+    ]
+    if "save" in phases:
+        size = copies * FLOAT * sizes.shape.parameters
+        items.append(Item(role="actor", kind="copy for the checkpoint", size=size, where={"save": "host"}))
+    return items
+
+
+def critic_items(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """The value model."""
+    rests: Place = "host" if cfg.rl.critic_offload else "device"
+    size, update = sizes.critic_parameters, busy_in("critic update")
+    half = [] if sizes.compute == FLOAT else [("weights in half precision", 2 * size)]
+    inside = [("gradients", FLOAT * size), ("activations", activations(sizes)), *half]
+    return [
+        Item(role="critic", kind="weights", size=FLOAT * size, where=spread(phases, rests, update)),
+        Item(role="critic", kind="Adam", size=ADAM * size, where=spread(phases, rests, update)),
+        *(Item(role="critic", kind=kind, size=bytes_, where=update) for kind, bytes_ in inside),
+    ]
+
+
+def reference(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """The frozen first policy. With LoRA it is the policy without its adapters (verl's ref_in_actor)."""
+    if kl_place(cfg) == "none" or cfg.model.lora_rank:
+        return []
+    rests: Place = "host" if cfg.rl.reference_offload else "device"
+    size = FLOAT * sizes.shape.parameters
+    return [Item(role="reference", kind="weights", size=size, where=spread(phases, rests, busy_in("log-probs")))]
+
+
+def reward(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """A reward model, which scores right after the rollout."""
+    if not sizes.reward_parameters:
+        return []
+    rests: Place = "host" if cfg.rl.reward_offload else "device"
+    size = sizes.compute * sizes.reward_parameters
+    return [Item(role="reward", kind="weights", size=size, where=spread(phases, rests, busy_in("rollout")))]
+
+
+def rollout(sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """The engine's copy of the weights, its cache, and the logits of one place."""
+    shape, rows = sizes.shape, sizes.answers
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * rows * sizes.tokens * sizes.compute
+    growing = cache // shape.layers  # a cache that grows is copied a layer at a time
+    logits = rows * shape.vocabulary * (sizes.compute + SAMPLING)
+    weights = sizes.compute * shape.parameters
+    return [
+        Item(role="rollout engine", kind="weights", size=weights, where=spread(phases, "device")),
+        Item(role="rollout engine", kind="KV cache", size=cache + growing, where=busy_in("rollout")),
+        Item(role="rollout engine", kind="logits", size=logits, where=busy_in("rollout")),
+    ]
+
+
+def forward(cfg: RunConfig, sizes: Sizes) -> list[Item]:
+    """What the policy's passes take beside its weights."""
+    spots = sizes.rows * sizes.tokens * sizes.shape.vocabulary
+    items = [
+        Item(role="actor", kind="activations", size=activations(sizes), where=busy_in("actor update")),
+        *(
+            Item(role="actor", kind="logits", size=spots * LOGITS[phase][sizes.compute], where=busy_in(phase))
+            for phase in ("actor update", "log-probs")
+            if phase in phases_of(cfg)
+        ),
+    ]
+    if sizes.compute < FLOAT:  # autocast keeps its casts of the weights until the pass is over
+        size = sizes.compute * sizes.shape.parameters
+        where = busy_in(*(p for p in ("actor update", "log-probs") if p in phases_of(cfg)))
+        items.append(Item(role="actor", kind="weights in half precision", size=size, where=where))
+    return items
+
+
+def activations(sizes: Sizes) -> int:
+    """Bytes kept for one backward pass: see the module's text."""
+    shape = sizes.shape
+    wide = shape.heads * shape.head_dim
+    if sizes.compute == FLOAT:
+        layer = 24 * shape.hidden + 20 * wide + 16 * shape.intermediate
+    else:
+        layer = 20 * shape.hidden + 10 * wide + 8 * shape.intermediate
+    spots = sizes.rows * sizes.tokens
+    if sizes.checkpointing:
+        return spots * (shape.layers * FLOAT * shape.hidden + layer)
+    return spots * shape.layers * layer
