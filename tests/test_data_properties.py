@@ -137,7 +137,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-KNOWN = tuple(name for name in OUR_COLUMNS if name != "ability") + ("images", "other")
+KNOWN = (*(name for name in OUR_COLUMNS if name != "ability"), "images", "other")
 RECORDS = st.dictionaries(st.sampled_from(KNOWN), VALUES, max_size=6)
 
 
