@@ -31,6 +31,7 @@ from quickstart.arguments import (
     algorithm_name,
 )
 from quickstart.config import Choice
+from quickstart.data.prepare import cache_folder
 from quickstart.errors import Fault, RunError, UserError
 from quickstart.outputs import OutputFolder
 from quickstart.outputs import check as check_output
@@ -112,7 +113,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
             recorder.phase(f"The run that was here is now in {outputs.moved_to}")
         for notice in ready.notices:
             recorder.phase(notice)
-        recorder.fact(data_sha256=ready.data_sha256, num_train=ready.num_train, steps_planned=ready.steps)
+        recorder.fact(data_sha256=ready.rows.sha256, num_train=ready.rows.num_train, steps_planned=ready.steps)
         with ending(recorder):
             run = _preference if cfg.rl.rl_type in PREFERENCE_TYPES else _ppo
             run(ready, outputs, recorder, capture, point, started)
@@ -239,28 +240,60 @@ def _fit(trainer: LocalPPOTrainer, recorder: Recorder) -> None:
         raise KeyboardInterrupt from None
 
 
-def _preference(*_: Any) -> None:
+def _preference(
+    ready: startup.Ready,
+    outputs: OutputFolder,
+    recorder: Recorder,
+    capture: Capture,
+    point: resume.Point | None,
+    started: float,
+) -> None:
     """DPO and its kin, on verl's engine."""
-    raise UserError(
-        Fault(
-            field="rl.rl_type",
-            found="a preference method",
-            rule="not built in yet",
-            fix="use ppo or grpo",
-        )
-    )
+    cfg = ready.cfg
+    assert ready.rows.preference is not None, "a method without rollouts"
+    recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    environment.set_threads(int(cfg.training.num_threads))
+    with environment.without_packages(*environment.UNUSED_PACKAGES):
+        from quickstart.trainers import watch
+        from quickstart.trainers.preference import run_preference
+    ready.guard_terminal(capture.terminal)
+    recorder.phase(f"Loading model {cfg.model.model_name_or_path}")
+    switch = StopSwitch(recorder.phase)
+
+    def begin() -> None:
+        recorder.begin(ready.steps, point.history if point else ())
+        recorder.phase(loop_line(ready, time.monotonic() - started))
+
+    try:
+        with switch.armed():
+            run_preference(
+                cfg,
+                ready.rows.preference,
+                tokenizer=ready.tokenizer,
+                steps=ready.steps,
+                folder=outputs.checkpoints,
+                cache=cache_folder(cfg),
+                reward=ready.reward,
+                reporter=recorder,
+                stop=switch,
+                chat_template=startup.chat_template(cfg),
+                resume=point.folder if point else None,
+                ready=begin,
+            )
+    except watch.StopRequested:
+        raise KeyboardInterrupt from None
 
 
 def loop_line(ready: startup.Ready, seconds: float) -> str:
     """What is about to happen, in numbers."""
-    from quickstart.verl_config import batch_table
-
-    table = batch_table(ready.cfg)
-    return (
-        f"Starting the training loop after {seconds:.1f} s: {ready.steps} steps, each of "
-        f"{count(table['prompts_per_step'], 'prompt')}, {count(table['samples_per_step'], 'response')} and "
-        f"{count(table['updates_per_step'], 'update')}"
-    )
+    cfg = ready.cfg
+    if cfg.rl.rl_type in PREFERENCE_TYPES:
+        each = count(config.samples_per_update(cfg), "answer" if cfg.rl.rl_type == "kto" else "pair")
+    else:
+        samples = config.samples_per_step(cfg)
+        updates = samples // config.samples_per_update(cfg) * cfg.rl.ppo_epochs
+        each = f"{count(cfg.rl.rollout_batch_size, 'prompt')}, {count(samples, 'response')}, {count(updates, 'update')}"
+    return f"Starting the training loop after {seconds:.1f} s: {count(ready.steps, 'step')}, each of {each}"
 
 
 def count(number: int, noun: str) -> str:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quickstart import config, rewards
-from quickstart.arguments import CRITIC_TYPES, RunConfig
-from quickstart.data import Prepared, prepare
+from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig
+from quickstart.data import Prepared, prepare, prepare_labelled, prepare_pairs
 from quickstart.doctor.hub import model_folder
-from quickstart.doctor.model import check_model_folder
+from quickstart.doctor.model import check_model_folder, read_config
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
 
 if TYPE_CHECKING:
+    from quickstart.trainers.preference_data import PreferenceData
     from quickstart.verl_config import RunPaths
+
+NO_LIMIT = 1 << 30  # positions of a model whose config names no limit
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -41,12 +45,24 @@ class _Terminal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a run, in the form that its method learns from: one of `prepared` and `preference`."""
+
+    num_train: int
+    shape: str  # how the training file was understood
+    sha256: str
+    notices: list[str]
+    prepared: Prepared | None = None  # files for rollouts
+    preference: PreferenceData | None = None  # token ids in memory
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ready:
     """A run that can start."""
 
     cfg: RunConfig  # model names are local folders now
     tokenizer: Any
-    prepared: Prepared
+    rows: Rows
     reward: rewards.Guard
     steps: int
     terminal: _Terminal = field(repr=False)
@@ -56,30 +72,21 @@ class Ready:
         """What was understood, repaired or left out while reading."""
         files = self.cfg.data.train_file
         name = files if isinstance(files, str) else ", ".join(files)
-        return [f"Read {self.num_train} rows from {name} ({self.prepared.shape})", *self.prepared.notices]
-
-    @property
-    def num_train(self) -> int:
-        """Training rows."""
-        return self.prepared.num_train
-
-    @property
-    def data_sha256(self) -> str:
-        """Of the training rows as verl reads them."""
-        return self.prepared.sha256
+        return [f"Read {self.rows.num_train} rows from {name} ({self.rows.shape})", *self.rows.notices]
 
     def guard_terminal(self, factory: Any) -> None:
         """From now on the user's reward runs inside this context."""
         self.terminal.factory = factory
 
     def paths(self, outputs: OutputFolder) -> RunPaths:
-        """The files that verl is told about."""
+        """The files that verl is told about, for a method with rollouts."""
         from quickstart.verl_config import RunPaths
 
+        assert self.rows.prepared is not None, "a method with rollouts"
         file, name, kwargs = rewards.for_verl(self.cfg, self.reward)
         return RunPaths(
-            train=self.prepared.train_path,
-            evaluation=self.prepared.eval_path or self.prepared.train_path,
+            train=self.rows.prepared.train_path,
+            evaluation=self.rows.prepared.eval_path or self.rows.prepared.train_path,
             checkpoints=outputs.checkpoints,
             reward_file=file,
             reward_name=name,
@@ -94,10 +101,34 @@ def prepare_run(cfg: RunConfig) -> Ready:
     terminal = _Terminal()
     reward = rewards.build(cfg, terminal)
     tokenizer = load_tokenizer(cfg)
-    prepared = prepare(cfg, tokenizer)
-    steps = config.check_steps(cfg, prepared.num_train)
     check_evaluation(cfg)
-    return Ready(cfg=cfg, tokenizer=tokenizer, prepared=prepared, reward=reward, steps=steps, terminal=terminal)
+    rows = _preference_rows(cfg, tokenizer) if cfg.rl.rl_type in PREFERENCE_TYPES else _rollout_rows(cfg, tokenizer)
+    steps = config.check_steps(cfg, rows.num_train)
+    return Ready(cfg=cfg, tokenizer=tokenizer, rows=rows, reward=reward, steps=steps, terminal=terminal)
+
+
+def _rollout_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+    found = prepare(cfg, tokenizer)
+    return Rows(
+        num_train=found.num_train, shape=found.shape, sha256=found.sha256, notices=found.notices, prepared=found
+    )
+
+
+def _preference_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+    from quickstart.trainers.preference_data import encode
+
+    found: Any = prepare_labelled(cfg, tokenizer) if cfg.rl.rl_type == "kto" else prepare_pairs(cfg, tokenizer)
+    settings, _ = read_config(Path(cfg.model.model_name_or_path), "model.model_name_or_path")
+    assert settings is not None, "with_local_models has looked at it"
+    positions = settings.get("max_position_embeddings", NO_LIMIT)
+    data = encode(cfg, tokenizer, found.train, found.evaluation, positions)
+    return Rows(
+        num_train=len(data.train),
+        shape=found.shape,
+        sha256=found.sha256,
+        notices=[*found.notices, *data.notices],
+        preference=data,
+    )
 
 
 def with_local_models(cfg: RunConfig) -> RunConfig:
