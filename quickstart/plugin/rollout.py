@@ -115,9 +115,13 @@ class LocalRollout(BaseRollout):
         self.global_steps = global_steps
 
     def _adopt(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """First weights: become the parameters of the empty model."""
+        """First weights: become the parameters of the empty model.
+
+        Where device and type are the actor's (a CPU in float32), they are the actor's own tensors and not a copy: a
+        quarter less memory, and later updates cost nothing. Nothing generates while the actor is being updated.
+        """
         state = {
-            name: value.detach().to(self._device, self._dtype, copy=True)
+            name: value.detach().to(self._device, self._dtype)
             for name, value in weights
             if name not in self._tied()
         }
@@ -141,7 +145,8 @@ class LocalRollout(BaseRollout):
         seen = set()
         for name, value in weights:
             if name not in self._tied():
-                own[name].copy_(value.detach())
+                if own[name].data_ptr() != value.data_ptr():
+                    own[name].copy_(value.detach())
                 seen.add(name)
         self._check_names(seen)
 
