@@ -63,15 +63,15 @@ def answer_sums(log_probs: torch.Tensor, loss_mask: torch.Tensor) -> tuple[torch
         loss_mask: jagged; 1 where the token belongs to the answer.
 
     Returns:
-        two (rows,) tensors of the log-probs' type.
+        two (rows,) float64 tensors: a loss takes the difference of two sums of some hundreds, in float32 good to 3e-5.
     """
     offsets = log_probs.offsets()
-    mask = torch.roll(loss_mask.values(), shifts=-1, dims=0).to(log_probs.dtype)
+    mask = torch.roll(loss_mask.values(), shifts=-1, dims=0) > 0
     row = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=mask.device), offsets.diff())
-    zeros = torch.zeros(len(offsets) - 1, dtype=log_probs.dtype, device=mask.device)
+    zeros = torch.zeros(len(offsets) - 1, dtype=torch.float64, device=mask.device)
     # where, not a product: a log-prob of -inf on a prompt's token must not turn the sum into NaN
-    counted = torch.where(mask > 0, log_probs.values(), 0.0)
-    return zeros.index_add(0, row, counted), zeros.index_add(0, row, mask)
+    counted = torch.where(mask, log_probs.values().double(), 0.0)
+    return zeros.index_add(0, row, counted), zeros.index_add(0, row, mask.double())
 
 
 class Policy:
@@ -128,7 +128,7 @@ class Policy:
         return self.model_config.lora_rank > 0
 
     def log_probs(self, sequences: Sequence[TokenRow], *, tokens: int, base: bool = False) -> torch.Tensor:
-        """Summed log-probs of the answers under the weights as they are, (rows,) float32 on the CPU.
+        """Summed log-probs of the answers under the weights as they are, (rows,) float64 on the CPU.
 
         Sorted by length and cut into batches of like size, so that little is padding. Every rank computes its share.
 
@@ -144,7 +144,8 @@ class Policy:
             mine = batches[min(turn + self.rank, len(batches) - 1)]
             sums = self._infer([sequences[i] for i in mine], base)
             found.update(zip(mine, sums.tolist(), strict=True))
-        return torch.tensor([value for _, value in sorted(self._from_all(found).items())])
+        values = [value for _, value in sorted(self._from_all(found).items())]
+        return torch.tensor(values, dtype=torch.float64)
 
     def _infer(self, sequences: Sequence[TokenRow], base: bool) -> torch.Tensor:
         facts = {
@@ -157,7 +158,7 @@ class Policy:
         }
         batch = pack(sequences, {}, facts)
         mask = batch["loss_mask"]
-        return answer_sums(tu.get(self.worker.infer_batch(batch), "log_probs").float(), mask)[0]
+        return answer_sums(tu.get(self.worker.infer_batch(batch), "log_probs"), mask)[0]
 
     def _from_all(self, mine: dict[int, float]) -> dict[int, float]:
         if self.ranks == 1:

@@ -61,7 +61,7 @@ def reference_log_probs(
         write: false on all ranks but one.
 
     Returns:
-        (rows,) float32; the file; and whether it was there.
+        (rows,) float64; the file; and whether it was there.
     """
     key = json.dumps({"weights": weights_digest(model), "rows": rows_digest(rows), **facts}, sort_keys=True)
     path = cache / f"reference_{sha256(key.encode()).hexdigest()[:24]}.npy"

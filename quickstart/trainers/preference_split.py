@@ -48,7 +48,8 @@ class Split:
         self.rows = data.rows
         self._data, self._objective, self._block, self._log_probs = data, objective, block, log_probs
         wanted = list(range(len(self.rows))) if used is None else list(used)
-        self._reference, self._kl_reference = torch.zeros(len(self.rows)), torch.zeros(len(self.rows))
+        self._reference = torch.zeros(len(self.rows), dtype=torch.float64)
+        self._kl_reference = torch.zeros(len(self.rows), dtype=torch.float64)
         self._mismatched: list[TokenRow] = []
         if objective.uses_reference:
             self._reference[wanted] = reference([self.rows[i] for i in wanted], "answers")
@@ -82,6 +83,6 @@ class Split:
     def measure(self) -> dict[str, float]:
         """Loss and metrics of all rows under the weights of now."""
         columns = self.columns(list(range(len(self.rows))))
-        lengths = torch.tensor([float(len(row.answer)) for row in self.rows])
+        lengths = torch.tensor([len(row.answer) for row in self.rows], dtype=torch.float64)
         loss, metrics = self._objective(self._log_probs(self.rows), lengths, columns)
         return {"loss": loss.item()} | averages({name: value.tolist() for name, value in metrics.items()})
