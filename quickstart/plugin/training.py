@@ -18,7 +18,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-# (log_probs, loss_mask: jagged, one entry a token; columns: (rows,) each) -> (mean loss, metrics of any length)
+# (summed log-probs of the answers, tokens of the answers, other columns: (rows,) each)
+# -> (mean loss over the rows, metrics of any length)
 Columns = Mapping[str, torch.Tensor]
 RowLoss = Callable[[torch.Tensor, torch.Tensor, Columns], tuple[torch.Tensor, Columns]]
 
@@ -210,7 +211,7 @@ class Policy:
         must be weighed by its share of the step.
         """
         columns = {name: data[name] for name in self._columns}
-        loss, metrics = self._loss(model_output["log_probs"], data["loss_mask"], columns)
+        loss, metrics = self._loss(*answer_sums(model_output["log_probs"], data["loss_mask"]), columns)
         share = len(data) / self._group / data["global_batch_size"]
         return loss * share * data["dp_size"], {name: value.tolist() for name, value in metrics.items()}
 

@@ -28,9 +28,7 @@ def export_model(engine: Any, tokenizer: Any, folder: Path, *, write: bool = Tru
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(
-            engine.model_config.hf_config, dtype=next(iter(state.values())).dtype
-        )
+        empty = AutoModelForCausalLM.from_config(engine.model_config.hf_config, dtype=next(iter(state.values())).dtype)
     empty.save_pretrained(part, state_dict=state)
     if engine.model_config.generation_config is not None:
         engine.model_config.generation_config.save_pretrained(part)

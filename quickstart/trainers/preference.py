@@ -68,7 +68,7 @@ def run_preference(
     environment.seed_everything(cfg.training.seed)
     try:
         with environment.process_group():
-            policy = Policy(whole, data.objective.of_tokens, data.objective.group)
+            policy = Policy(whole, data.objective, data.objective.group)
             trainer = PreferenceTrainer(
                 policy,
                 cfg,

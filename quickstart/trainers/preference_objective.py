@@ -13,7 +13,6 @@ import torch
 
 from quickstart.arguments import REFERENCE_PREFERENCE_TYPES, RLArguments
 from quickstart.errors import Fault, UserError
-from quickstart.plugin.training import answer_sums
 from quickstart.trainers import losses
 from quickstart.trainers.losses import Metrics
 
@@ -25,10 +24,7 @@ LABEL = "label"  # column: 1 good, 0 bad
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss, bound to its settings.
-
-    group: consecutive rows that belong together. uses_reference, uses_kl: which columns it needs.
-    """
+    """A loss, bound to its settings."""
 
     rl: RLArguments
     desirable_weight: float = 1.0  # kto
@@ -49,16 +45,10 @@ class Objective:
         """Whether log-probs of the starting weights are needed."""
         return self.rl.rl_type in REFERENCE_PREFERENCE_TYPES and not self.rl.reference_free
 
-    def of_tokens(
-        self, log_probs: torch.Tensor, loss_mask: torch.Tensor, columns: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, Metrics]:
-        """The loss of a micro batch, as the engine calls it; see plugin.training.RowLoss."""
-        return self(*answer_sums(log_probs, loss_mask), columns)
-
     def __call__(
         self, sums: torch.Tensor, lengths: torch.Tensor, columns: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, Metrics]:
-        """Mean loss and metrics of some rows.
+        """Mean loss and metrics of some rows; the engine calls it for each micro batch.
 
         Args:
             sums: (rows,) log-probs of the answers under the policy.
