@@ -30,7 +30,7 @@ from quickstart.plugin.store import MemoryStore
 
 
 class Done:
-    """A call that has already returned, where verl expects a future (trainer_base.py:1731 and :1834)."""
+    """A call that has already returned, where verl expects a future (trainer_base.py:1732 and :1819)."""
 
     def __init__(self, value: Any) -> None:
         self.futures = self.value = value
@@ -140,7 +140,7 @@ class LocalRun:
 
     @property
     def rollout(self) -> Any:
-        """The rollout engine that verl's actor worker built (engine_workers.py:640)."""
+        """The rollout engine that verl's actor worker built (engine_workers.py:668)."""
         assert self.actor is not None, "the actor is built by PPOTrainer._setup"
         return self.actor.worker.rollout
 
@@ -198,8 +198,8 @@ class LocalRun:
                 "2 ms a conversation",
                 "verl/experimental/agent_loop/agent_loop.py:683",
             ),
-            of(trainer_base, "ray", LocalRay, "ray.get can start a cluster", f"{base}:834,843,1732"),
-            of(trainer_base, "ResourcePoolManager", LocalResourcePools, "asks the cluster", f"{base}:870"),
+            of(trainer_base, "ray", LocalRay, "ray.get can start a cluster", f"{base}:805,813,1732"),
+            of(trainer_base, "ResourcePoolManager", LocalResourcePools, "asks the cluster", f"{base}:848"),
             of(trainer_base, "RayWorkerGroup", self.worker_group, "workers are objects here", f"{base}:307"),
             of(trainer_base, "create_colocated_worker_cls", _same_recipes, "one process as it is", f"{base}:306"),
             of(trainer_base, "RewardLoopManager", self.reward_manager, "starts actors", f"{base}:343"),
