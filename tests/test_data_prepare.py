@@ -58,6 +58,7 @@ def test_rows_are_in_verls_format(make, byte_tokenizer, tmp_path):
             "reward_model": {"style": "rule", "ground_truth": "a"},
             "extra_info": {
                 "index": index,
+                "prompt": [{"role": "user", "content": text}],
                 "chosen": "a",
                 "rejected": "b",
                 "label": None,

@@ -6,8 +6,9 @@ rollouts: verl's own row format (verl/utils/dataset/rl_dataset.py, trainer/ppo/r
     prompt        [{role, content}, ...]
     ability       text
     reward_model  {style: "rule", ground_truth: text}         chosen, or the only answer
-    extra_info    {index, chosen, rejected, label, file, line, row}     row: all other columns, as JSON text (ASCII)
+    extra_info    {index, prompt, chosen, rejected, label, file, line, row}    row: all other columns, as JSON text
 
+verl passes a reward function extra_info and not the prompt, so the prompt stands in both.
 The other columns travel as JSON text because a table column has one type and rows do not: parquet would turn 4 beside
 4.5 into 4.0 and fill in keys that other rows have. The reward guard (rewards/guard.py) unpacks them again.
 
@@ -43,6 +44,7 @@ def verl_rows(index: int, row: Row) -> list[Written]:
         truth, rejected = None, row.answer
     extra_info = {
         "index": index,
+        "prompt": row.prompt_messages,
         "chosen": row.chosen,
         "rejected": rejected,
         "label": row.label,
@@ -87,7 +89,7 @@ def verl_schema() -> Any:
     import pyarrow as pa
 
     text, whole = pa.string(), pa.int64()
-    extra = [("index", whole), ("chosen", text), ("rejected", text), ("label", pa.bool_())]
+    extra = [("index", whole), ("prompt", _message_list()), ("chosen", text), ("rejected", text), ("label", pa.bool_())]
     extra += [("file", text), ("line", whole), ("row", text)]
     return pa.schema(
         [

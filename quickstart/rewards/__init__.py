@@ -6,7 +6,6 @@ file, name, kwargs = for_verl(cfg, reward)           # what verl's config is tol
 
 from __future__ import annotations
 
-import inspect
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,5 +40,5 @@ def for_verl(cfg: RunConfig, reward: Guard) -> tuple[Path, str, dict[str, Any]]:
     """
     spec = registry.specification(cfg)
     registry.remember(spec, reward)
-    name = "compute_score_async" if inspect.iscoroutinefunction(reward.score) else "compute_score"
+    name = "compute_score_async" if reward.is_async else "compute_score"
     return ENTRY_FILE, name, {registry.KEYWORD: spec}

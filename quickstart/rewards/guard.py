@@ -7,26 +7,30 @@ own traceback. Not here: any reward.
 
 from __future__ import annotations
 
+import asyncio
 import bdb
+import inspect
 import json
 import math
 import numbers
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quickstart.errors import Fault, RunError
+from quickstart.errors import Fault, RunError, UserError
 
 Score = float | dict[str, Any]
 RewardFunction = Callable[..., Any]  # verl's: (data_source, solution_str, ground_truth, extra_info=None, **kwargs)
 Terminal = Callable[[], AbstractContextManager[Any]]
 
 PLACE = ("file", "line")  # of extra_info: where the row stands
+OURS = ("prompt", "chosen", "rejected")  # of extra_info: what the data room read goes before a column of that name
 
 
 class RewardError(RunError):
@@ -55,7 +59,7 @@ class Call:
             data_source=data_source,
             solution_str=solution_str,
             ground_truth=truth,
-            extra_info=info | others,
+            extra_info=info | others | {key: info[key] for key in OURS if info.get(key) is not None},
             kwargs=kwargs,
             place=place,
         )
@@ -80,12 +84,14 @@ class Guard:
         name: as the user chose it, for messages.
         user_file: the user's own file; tracebacks begin there. None for ours and verl's rewards.
         terminal: opened around each call, so that print and breakpoint() of the user's code reach the terminal.
+        load: loads what takes long (a reward model's weights); without it that happens at the first call.
     """
 
     score: RewardFunction
     name: str
     user_file: Path | None = None
     terminal: Terminal = nullcontext
+    load: Callable[[], None] = lambda: None
 
     def __call__(
         self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
@@ -104,12 +110,28 @@ class Guard:
     ) -> Score:
         """The same for a reward that is a coroutine function; many of them wait at the same time."""
         call = Call.unpack(data_source, solution_str, ground_truth, extra_info, kwargs)
-        try:
-            pending: Awaitable[Any] = self.score(**call.arguments())
-            result = await pending
-        except (Exception, SystemExit) as error:
-            self._raised(error, call)
+        with self.terminal():
+            try:
+                result = await self.score(**call.arguments())
+            except (Exception, SystemExit) as error:
+                self._raised(error, call)
         return self._accept(result, call)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the reward is a coroutine function, to be called with `call_async`."""
+        return inspect.iscoroutinefunction(self.score)
+
+    def score_all(self, calls: list[dict[str, Any]]) -> list[Score]:
+        """The scores of several answers, outside a run. calls: the keywords of each. Raises RewardError."""
+        if not self.is_async:
+            return [self(**call) for call in calls]
+
+        async def gather() -> list[Score]:
+            return await asyncio.gather(*(self.call_async(**call) for call in calls))
+
+        with ThreadPoolExecutor(1) as other_thread:  # in a notebook this thread's event loop is taken
+            return other_thread.submit(asyncio.run, gather()).result()
 
     def _accept(self, result: Any, call: Call) -> Score:
         score = result.get("score") if isinstance(result, dict) else result
@@ -134,8 +156,8 @@ class Guard:
     def _raised(self, error: BaseException, call: Call) -> None:
         if isinstance(error, bdb.BdbQuit):
             raise KeyboardInterrupt from None  # `q` in a debugger that the user's breakpoint() opened
-        if isinstance(error, RunError):
-            raise error
+        if isinstance(error, UserError):
+            raise error  # it says already what to do
         raise RewardError(
             Fault(
                 field=call.place,
