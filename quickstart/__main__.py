@@ -11,6 +11,7 @@ from quickstart.errors import EXIT_DONE, EXIT_USER
 # command -> (module with main(argv) -> exit code, what it does). A new command is one line here.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("quickstart.run", "train; the same as python -m quickstart.run"),
+    "doctor": ("quickstart.doctor.command", "look at machine, model, data and settings; start nothing"),
 }
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from quickstart.arguments import RunConfig
+from quickstart.doctor.finding import Finding, error, ok
 from quickstart.errors import Fault, UserError
 
 DEFAULT_HUB = "https://huggingface.co"
@@ -23,9 +26,14 @@ def hub_address() -> str:
     return os.environ.get("HF_ENDPOINT", DEFAULT_HUB).rstrip("/")
 
 
+def hub_offline() -> bool:
+    """Whether the user forbids asking the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
 def hub_reachable(address: str, timeout: float = TIMEOUT_SECONDS) -> bool:
     """Whether a connection to the hub can be opened. False also where HF_HUB_OFFLINE forbids asking."""
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+    if hub_offline():
         return False
     parts = urlsplit(address)
     try:
@@ -50,6 +58,15 @@ def model_folder(name: str, field: str) -> Path:
     Raises:
         UserError: no such folder; or not in the cache and the hub cannot be reached, or does not have it.
     """
+    return find_local(name, field) or _download(name, field)
+
+
+def find_local(name: str, field: str) -> Path | None:
+    """The folder of a model that is on this machine: given as a path, or in the cache; None: on the hub only.
+
+    Raises:
+        UserError: the name can only be a path, and there is no such folder.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -58,7 +75,45 @@ def model_folder(name: str, field: str) -> Path:
         here = ", ".join(sorted(p.name for p in near.iterdir() if p.is_dir())[:5]) if near.is_dir() else ""
         fix = f"folders in {near}: {here}" if here else "give the path of an existing model folder, or a hub name"
         raise UserError(Fault(field=field, found=name, rule="no folder of that name", fix=fix))
-    return _cached(name) or _download(name, field)
+    return _cached(name)
+
+
+def require_hub(name: str, field: str) -> None:
+    """Raise UserError where the hub cannot be asked for a model."""
+    address = hub_address()
+    if not hub_reachable(address):
+        raise UserError(_unreachable(name, field, address))
+
+
+def needed_from_hub(cfg: RunConfig) -> list[str]:
+    """The models and data sets in the settings that are not on this machine."""
+    from quickstart.data.hub import _is_cached as is_cached
+    from quickstart.data.ledger import Ledger
+    from quickstart.data.sources import Wanted, expand
+
+    named = [name for field, name in vars(cfg.model).items() if field.endswith("name_or_path") and name]
+    models = [name for name in named if not Path(name).expanduser().is_dir() and not looks_local(name)]
+    data = [names for names in (cfg.data.train_file, cfg.data.eval_file) if names is not None]
+    files = [name for names in data for name in ([names] if isinstance(names, str) else names)]
+    sources = expand(Wanted(setting="data.train_file", names=files, split=cfg.data.split), Ledger())
+    sets = [source.name for source in sources if source.kind == "hub" and not is_cached(source.name)]
+    return [name for name in models if _cached(name) is None] + sets
+
+
+def judge_hub(needed: list[str], address: str, *, offline: bool, reachable: Callable[[], bool]) -> Finding:
+    """Asked only where something is needed from it. needed: names that are not on this machine."""
+    mirror = "" if address == DEFAULT_HUB else f" (a mirror, by HF_ENDPOINT; the hub is {DEFAULT_HUB})"
+    if not needed:
+        return ok("hub", f"not needed: everything is local{', HF_HUB_OFFLINE is set' if offline else ''}")
+    names = ", ".join(needed)
+    ways = "a mirror (export HF_ENDPOINT=https://...), a local folder, or the bundled model and rows"
+    if offline:
+        found = f"HF_HUB_OFFLINE forbids asking, and {names} is not on this machine"
+        return error("hub", found, f"unset HF_HUB_OFFLINE, or one of: {ways}")
+    if reachable():
+        return ok("hub", f"{address} answers{mirror}; to be downloaded: {names}")
+    found = f"{address}{mirror} does not answer within {TIMEOUT_SECONDS:.0f} s; needed: {names}"
+    return error("hub", found, f"one of: {ways}")
 
 
 def _cached(name: str) -> Path | None:
@@ -75,15 +130,15 @@ def _download(name: str, field: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    address = hub_address()
-    if not hub_reachable(address):
-        raise UserError(_unreachable(name, field, address))
+    require_hub(name, field)
     try:
         return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         fix = "check the spelling and, for a gated model, your token (`hf auth login`)"
-        raise UserError(Fault(field=field, found=name, rule=f"{address} did not give it: {first}", fix=fix)) from error
+        raise UserError(
+            Fault(field=field, found=name, rule=f"{hub_address()} did not give it: {first}", fix=fix)
+        ) from error
 
 
 def _unreachable(name: str, field: str, address: str) -> Fault:

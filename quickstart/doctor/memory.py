@@ -34,8 +34,8 @@ PHASES: tuple[Phase, ...] = ("rollout", "log-probs", "critic update", "actor upd
 
 FLOAT = 4
 ADAM = 8  # two float32 moments
-# Bytes for each (token of a micro batch) x (entry of the vocabulary), by compute dtype bytes: logits, their copy without
-# padding, log-softmax in float32, and in the update its gradients; in log-probs entropy's softmax and product instead.
+# Bytes for each (token of a micro batch) x (entry of the vocabulary), by bytes of the compute dtype: logits, their copy
+# without padding, log-softmax in float32; then in the update its gradients, in log-probs entropy's softmax and product.
 LOGITS: dict[Phase, dict[int, int]] = {"log-probs": {4: 12, 2: 14}, "actor update": {4: 16, 2: 16}}
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 ENGINE_ROWS = 256  # answers generated at a time (verl's rollout.max_num_seqs)

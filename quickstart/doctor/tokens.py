@@ -33,7 +33,6 @@ class TokenFacts:
     embedding: int  # rows of the embedding, vocab_size of config.json
     eos: str | None
     pad: str | None
-    has_template: bool  # of its own
     stop_ids: frozenset[int]  # what ends an answer: eos, and those of generation_config.json
     after_answer: tuple[int, ...] | None  # ids that the template writes after an answer; None: no template, or refused
 
@@ -68,7 +67,7 @@ def chat_template(cfg: RunConfig) -> str | None:
     return NAMED_TEMPLATES[cfg.model.chat_template] if cfg.model.chat_template else None
 
 
-def token_facts(tokenizer: Any, folder: Path, config: dict[str, Any], *, has_own_template: bool) -> TokenFacts:
+def token_facts(tokenizer: Any, folder: Path, config: dict[str, Any]) -> TokenFacts:
     """Facts of a loaded tokenizer, the model folder's generation_config.json and the model's config.json."""
     stop = {tokenizer.eos_token_id} - {None}
     path = folder / "generation_config.json"
@@ -81,7 +80,6 @@ def token_facts(tokenizer: Any, folder: Path, config: dict[str, Any], *, has_own
         embedding=int(config.get("vocab_size", 0)),
         eos=tokenizer.eos_token,
         pad=tokenizer.pad_token,
-        has_template=has_own_template,
         stop_ids=frozenset(stop),
         after_answer=after_answer(tokenizer),
     )

@@ -1,0 +1,82 @@
+"""`python -m quickstart doctor [--config FILE] [section.key=value ...] [--json]`: look at everything, start nothing.
+
+Exit code 2 where a check is an error, 0 otherwise; warnings do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+
+from quickstart.doctor import before, checks
+from quickstart.doctor.facts import Facts
+from quickstart.doctor.finding import Finding, has_error, summary, table
+from quickstart.doctor.running import run_checks
+from quickstart.errors import EXIT_DONE, EXIT_USER
+from quickstart.writing import to_json
+
+REWARD_SECONDS = 5.0
+NARROW, WIDE, PIPED = 80, 150, 140  # columns
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command. argv: what stands behind `doctor`."""
+    arguments = parser().parse_intermixed_args(list(argv))
+    began = time.monotonic()
+    findings = look(arguments.config, arguments.settings)
+    if arguments.json:
+        print(to_json(before.report(findings), indent=2))
+    else:
+        print(table(findings, columns()))
+        print(f"{summary(findings)} ({time.monotonic() - began:.1f} s)")
+    return EXIT_USER if has_error(findings) else EXIT_DONE
+
+
+def look(config: str | None, overrides: Sequence[str]) -> list[Finding]:
+    """Run every check. The children import while the others read files."""
+    facts = Facts(config, overrides)
+    try:
+        facts.start_children(questions(facts))
+        return run_checks(
+            [
+                *checks.config_checks(facts),
+                *checks.environment_checks(facts),
+                *checks.disk_checks(facts),
+                *checks.hub_checks(facts),
+                *checks.model_checks(facts),
+                *checks.run_checks_of(facts, REWARD_SECONDS),
+                *checks.import_checks(facts),
+            ]
+        )
+    finally:
+        facts.close()
+
+
+def questions(facts: Facts) -> list[str]:
+    """The child processes that this machine calls for."""
+    asked = ["stack"]
+    if facts.device == "cuda" and facts.probe.gpus:
+        asked.append("kernel")
+    if importlib.util.find_spec("flash_attn") is not None:
+        asked.append("flash")
+    return asked
+
+
+def columns() -> int:
+    """Width of the table: the terminal's, within reason."""
+    if not sys.stdout.isatty():
+        return PIPED
+    return min(max(shutil.get_terminal_size().columns, NARROW), WIDE)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; argparse ends with 2 on one that it does not know."""
+    made = argparse.ArgumentParser(prog="python -m quickstart doctor", allow_abbrev=False, description=__doc__)
+    made.add_argument("--config", metavar="FILE", help="YAML file with the settings; default configs/ppo_min.yaml")
+    made.add_argument("--json", action="store_true", help="the findings as JSON")
+    made.add_argument("settings", nargs="*", metavar="section.key=value", help="settings, as for a training run")
+    return made
