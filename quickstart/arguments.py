@@ -272,10 +272,10 @@ class RLArguments:
     rollout_engine: Literal["auto", "hf", "vllm"] = option(
         "auto", "hf: transformers, starts in seconds, CPU or GPU; vllm: GPU, faster in long runs", used_by=ROLLOUT_TYPES
     )
-    recompute_old_log_probs: Auto | bool = option(
-        "auto",
-        "compute the log-probs of the answers again with the policy before the update; auto: off only where the "
-        "engine's own are exact (hf in float32)",
+    recompute_old_log_probs: bool = option(
+        True,
+        "the policy reads each answer again before its update. false: the rollout's log-probs are taken, one pass less; "
+        "verl then measures neither entropy nor how far rollout and policy are apart",
         used_by=ROLLOUT_TYPES,
     )
     actor_offload: Literal["cpu"] | None = option(None, "cpu: policy weights and optimizer rest in host memory")

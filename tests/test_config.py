@@ -739,10 +739,10 @@ class TestResolve:
         cfg = config.resolve(load(here, "", "model.torch_dtype=float32"), Probe(gpus=(H200,))).cfg
         assert cfg.model.torch_dtype == "float32"
 
-    def test_old_log_probs_are_recomputed_unless_exact(self, here):
-        assert config.resolve(load(here), CPU).cfg.rl.recompute_old_log_probs is False
-        assert config.resolve(load(here), Probe(gpus=(H200,))).cfg.rl.recompute_old_log_probs is True
-        assert config.resolve(load(here, "", "model.torch_dtype=bfloat16"), CPU).cfg.rl.recompute_old_log_probs is True
+    def test_old_log_probs_are_recomputed_unless_told_otherwise(self, here):
+        assert config.resolve(load(here), CPU).cfg.rl.recompute_old_log_probs is True
+        told = load(here, "", "rl.recompute_old_log_probs=false")
+        assert config.resolve(told, CPU).cfg.rl.recompute_old_log_probs is False
 
     def test_a_gpu_that_is_not_there(self, here):
         fault = only_fault(config.resolve, load(here, "", "training.device=cuda"), CPU)

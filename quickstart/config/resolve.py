@@ -160,12 +160,6 @@ def choose_engine(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
     return "hf", "transformers' generate, starts in seconds"
 
 
-def choose_recompute(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
-    if cfg.rl.rollout_engine == "hf" and cfg.model.torch_dtype == "float32":
-        return False, "the engine's log-probs in float32 equal the policy's"
-    return True, "the engine's log-probs are not exact"
-
-
 def choose_beta(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
     return (2.0, "as in the SimPO paper") if cfg.rl.rl_type == "simpo" else (0.1, "usual for this method")
 
@@ -183,6 +177,5 @@ CHOOSERS: tuple[tuple[str, Chooser], ...] = (
     ("rl.kl_placement", choose_kl_placement),
     ("rl.kl_estimator", choose_kl_estimator),
     ("rl.rollout_engine", choose_engine),
-    ("rl.recompute_old_log_probs", choose_recompute),
     ("rl.beta", choose_beta),
 )
