@@ -128,7 +128,7 @@ class ModelArguments:
     )
     reward_use_flash_attention_2: bool = option(False, "the same for the reward model", used_by=ROLLOUT_TYPES)
     gradient_checkpointing: Auto | bool = option(
-        "auto", "recompute activations in the backward pass: less memory, about 30% slower; auto: on a GPU only"
+        "auto", "recompute activations in the backward pass: less memory, about 30% slower; auto: on a GPU below 24 GB"
     )
     lora_rank: int = option(0, "rank of the LoRA adapters; 0: train all weights", at_least=0)
     lora_alpha: int = option(32, "LoRA scale, the update is multiplied by alpha / rank (verl: 16)", at_least=1)
@@ -274,8 +274,8 @@ class RLArguments:
     )
     recompute_old_log_probs: bool = option(
         True,
-        "the policy reads each answer again before its update. false: the rollout's log-probs are taken, one pass less; "
-        "verl then measures neither entropy nor how far rollout and policy are apart",
+        "the policy reads each answer again before its update. false: the rollout's log-probs are taken, one pass "
+        "less, and verl measures neither entropy nor how far rollout and policy are apart",
         used_by=ROLLOUT_TYPES,
     )
     actor_offload: Literal["cpu"] | None = option(None, "cpu: policy weights and optimizer rest in host memory")

@@ -30,6 +30,9 @@ class Resolved:
     choices: tuple[Choice, ...]
 
 
+ROOMY_GIB = 24  # from here on a 0.5B model keeps its activations
+
+
 def resolve(cfg: RunConfig, probe: Probe | None = None) -> Resolved:
     """Fill in "auto" in the order of CHOOSERS, each seeing the ones before. Raises UserError where nothing fits."""
     probe = probe or probe_machine()
@@ -132,7 +135,10 @@ def choose_dtype(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
 def choose_checkpointing(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
     if cfg.training.device == "cpu":
         return False, "host memory suffices, and it would cost time"
-    return True, "saves device memory"
+    memory = probe.gpus[0].memory_bytes / 2**30
+    if memory >= ROOMY_GIB:
+        return False, f"{memory:.0f} GiB of device memory suffice, and it would cost time"
+    return True, f"saves device memory, of which there are {memory:.0f} GiB"
 
 
 def choose_threads(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:

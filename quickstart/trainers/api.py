@@ -32,6 +32,7 @@ from quickstart.arguments import (
 )
 from quickstart.config import Choice
 from quickstart.data.prepare import cache_folder
+from quickstart.doctor import before as doctor
 from quickstart.errors import Fault, RunError, UserError
 from quickstart.outputs import OutputFolder
 from quickstart.outputs import check as check_output
@@ -95,10 +96,13 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
     """
     started = time.monotonic()
     environment.set_variables(cfg.training.device)  # before the first import of torch
-    check_backend(cfg)
+    check_built(cfg)
     check_output(cfg.training.output_dir)
+    findings = doctor.environment(cfg)
     ready = startup.prepare_run(cfg)
     cfg = ready.cfg
+    with environment.without_packages(*environment.UNUSED_PACKAGES):  # verl's own scorers import verl
+        findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
     point = resume.find(cfg)
     if point is not None:
         cfg = with_checkpoint(cfg, point)
@@ -111,7 +115,8 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
         recorder.settings(choices)
         if outputs.moved_to is not None:
             recorder.phase(f"The run that was here is now in {outputs.moved_to}")
-        for notice in ready.notices:
+        doctor.write(outputs.doctor, findings)
+        for notice in [*ready.notices, *doctor.notices(findings)]:
             recorder.phase(notice)
         recorder.fact(data_sha256=ready.rows.sha256, num_train=ready.rows.num_train, steps_planned=ready.steps)
         with ending(recorder):
@@ -126,17 +131,38 @@ def with_checkpoint(cfg: RunConfig, point: resume.Point) -> RunConfig:
     return dataclasses.replace(cfg, training=training)
 
 
-def check_backend(cfg: RunConfig) -> None:
-    """Only what exists can be asked for."""
-    if cfg.training.backend == "ray":
-        raise UserError(
-            Fault(
-                field="training.backend",
-                found="ray",
-                rule="several devices on Ray are not there yet; this version trains on one device",
-                fix="write local or auto, with training.num_devices=1",
-            )
-        )
+# Settings that are foreseen and not built: what they would need, and what to write instead.
+NOT_YET: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
+    (
+        "training.backend",
+        lambda c: c.training.backend == "ray",
+        "several devices on Ray are not there yet; this version trains on one device",
+        "write local or auto, with training.num_devices=1",
+    ),
+    (
+        "rl.rollout_engine",
+        lambda c: c.rl.rollout_engine == "vllm",
+        "vllm as rollout engine is not there yet",
+        "write hf or auto: on a GPU it replays a captured graph and needs no vllm",
+    ),
+    (
+        "training.memory_budget_gb",
+        lambda c: c.training.memory_budget_gb is not None,
+        "keeping to a memory budget is not there yet",
+        "use rl.actor_offload=cpu, rl.critic_offload=cpu and a smaller rl.per_device_train_batch_size",
+    ),
+)
+
+
+def check_built(cfg: RunConfig) -> None:
+    """Only what exists can be asked for. Raises UserError."""
+    faults = []
+    for name, asked, rule, fix in NOT_YET:
+        if asked(cfg):
+            section, field = name.split(".")
+            faults.append(Fault(field=name, found=str(vars(vars(cfg)[section])[field]), rule=rule, fix=fix))
+    if faults:
+        raise UserError(faults)
 
 
 @contextlib.contextmanager
