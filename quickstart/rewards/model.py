@@ -104,7 +104,7 @@ class ModelReward:
 
         self.load()
         rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        self._check_lengths(rows, places or ["?"] * len(rows))
+        self._check_rows(rows, places or ["?"] * len(rows))
         order = sorted(
             range(len(rows)), key=lambda index: len(rows[index])
         )  # neighbours of a like length: little padding
@@ -115,14 +115,18 @@ class ModelReward:
                     scores[index] = score
         return scores
 
-    def _check_lengths(self, rows: list[list[int]], places: list[str]) -> None:
+    def _check_rows(self, rows: list[list[int]], places: list[str]) -> None:
         limit = self._model.config.get_text_config().max_position_embeddings
-        too_long = [(len(row), place) for row, place in zip(rows, places, strict=True) if limit and len(row) > limit]
-        if too_long:
-            length, place = max(too_long)
-            found = f"a conversation of {length} tokens in its tokenizer"
-            fix = "lower data.max_prompt_length and data.max_response_length, or use another reward model"
-            raise RunError(Fault(field=place, found=found, rule=f"the reward model reads at most {limit}", fix=fix))
+        known = self._model.get_input_embeddings().weight.shape[0]
+        for row, place in zip(rows, places, strict=True):
+            if limit is not None and len(row) > limit:
+                found = f"a conversation of {len(row)} tokens in its tokenizer"
+                fix = "lower data.max_prompt_length and data.max_response_length, or use another reward model"
+                raise RunError(Fault(field=place, found=found, rule=f"the reward model reads at most {limit}", fix=fix))
+            if max(row, default=0) >= known:  # on a GPU this would end the process without a word
+                found, rule = f"token id {max(row)}", f"the reward model knows ids below {known}"
+                fix = "copy the tokenizer files of the reward model into its folder"
+                raise RunError(Fault(field=place, found=found, rule=rule, fix=fix))
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ A checkpoint without a score head would get a random one at each load, one with 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def _empty_model(config: Any, path: str) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
+    config = deepcopy(config)
     config.num_labels = 1
     try:
         with torch.device("meta"):
@@ -114,11 +116,11 @@ def _check_head(empty: Any, shapes: Shapes, config: Any, path: str) -> None:
     for name, shape in head.items():
         if shapes[name] == shape:
             continue
-        if shapes[name][1:] == shape[1:] and shape[0] == 1:
-            labels = ", ".join(str(label) for label in (config.id2label or {}).values())
+        if shape[0] == 1 and shapes[name][1:] == shape[1:]:
+            labels = ", ".join(map(str, config.id2label.values()))
             rule = f"a reward model must have 1 output, this one has {shapes[name][0]} ({name} {list(shapes[name])})"
             fix = "name a model with one output; a classifier's labels are no reward"
-            raise refused(f"{path}, labels {labels}" if len(config.id2label or {}) > 1 else path, rule, fix)
+            raise refused(f"{path} with labels {labels}", rule, fix)
         rule = f"{name} has shape {list(shapes[name])} where its config.json wants {list(shape)}"
         raise refused(path, rule, "copy config.json and weights from the same model")
 
@@ -132,9 +134,10 @@ def _what_it_is(shapes: Shapes) -> str:
 
 
 def _check_vocabulary(empty: Any, tokenizer: Any, path: str) -> None:
+    """Tokens that transformers adds on loading do not count: no text has them. (model.py looks at each text's ids.)"""
     rows = empty.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        rule = f"its tokenizer has {len(tokenizer)} tokens and its model {rows}"
+    if tokenizer.vocab_size > rows:
+        rule = f"its tokenizer has {tokenizer.vocab_size} tokens and its model {rows}"
         raise refused(path, rule, "copy the tokenizer files of the same model into the folder")
 
 
