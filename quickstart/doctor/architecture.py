@@ -1,7 +1,7 @@
-"""Whether the installed transformers knows a model, and whether a reward model is one. From files, without imports.
+"""Whether the installed transformers knows a model, and how large it is. From files, without imports.
 
-transformers' table of architectures is read as text: importing it imports torch. Not here: weight files (model.py)
-and tokenizers (tokens.py).
+transformers' table of architectures is read as text: importing it imports torch. Not here: weight files (model.py),
+tokenizers (tokens.py), reward models (rewards.model_check).
 """
 
 from __future__ import annotations
@@ -14,22 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from quickstart.doctor.finding import Finding, error, note, ok, warning
+from quickstart.doctor.finding import Finding, error, note, ok
 from quickstart.doctor.parameters import ModelShape, millions
 
-Task = Literal["CAUSAL_LM", "TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION"]
-TASKS: tuple[Task, ...] = ("CAUSAL_LM", "TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
+Task = Literal["CAUSAL_LM", "TOKEN_CLASSIFICATION"]
+TASKS: tuple[Task, ...] = ("CAUSAL_LM", "TOKEN_CLASSIFICATION")
 Table = Mapping[Task, Mapping[str, str]]  # task -> model_type -> class
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
-
-# Where families keep the last layer of a classifier; its first dimension is the number of labels.
-SCORE_HEADS = (
-    "score.weight",
-    "classifier.weight",
-    "classifier.out_proj.weight",
-    "classification_head.out_proj.weight",
-    "score.out_proj.weight",
-)
 
 
 @cache
@@ -101,26 +91,3 @@ def judge_size(shape: ModelShape | None, field: str) -> Finding:
     how = f"stored as {shape.stored}" if shape.counted else "estimated from the size of .bin files"
     head = "output head tied to the embedding" if shape.tied else "output head of its own"
     return ok("parameters", f"{millions(shape.parameters)} ({shape.parameters:,}), {how}, {head}")
-
-
-def judge_reward_model(config: Mapping[str, Any], tensors: Tensors | None, table: Table, field: str) -> list[Finding]:
-    """A sequence classifier with one output, whose head is in the checkpoint."""
-    check = "reward model"
-    kind = str(config.get("model_type", ""))
-    if table and kind not in table["SEQUENCE_CLASSIFICATION"] and "auto_map" not in config:
-        rule = "the installed transformers has no sequence classifier of that type"
-        return [error(check, f"model_type {kind}", "use a reward model of a known type", field=field, rule=rule)]
-    if tensors is None:
-        fix = "save it as safetensors to have it checked: its scores are tried before training in any case"
-        return [warning(check, "weights in .bin files, whose score head cannot be seen", fix, field=field)]
-    heads = [name for name in SCORE_HEADS if name in tensors]
-    if not heads:
-        named = ", ".join(str(name) for name in config.get("architectures") or ()) or "unknown class"
-        fix = "name a sequence-classification reward model, or set rl.reward=preference"
-        rule = "no score head in the checkpoint: it would be drawn at random, another one at each start"
-        return [error(check, f"{named} without {SCORE_HEADS[0]}", fix, field=field, rule=rule)]
-    labels = tensors[heads[0]][1][0]
-    if labels != 1:
-        fix = "name a model with one output (num_labels 1); of several nobody knows which is the reward"
-        return [error(check, f"{heads[0]} with {labels} outputs", fix, field=field, rule="a reward model has 1 output")]
-    return [ok(check, f"{kind} with one output ({heads[0]} {list(tensors[heads[0]][1])})")]

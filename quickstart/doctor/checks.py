@@ -25,11 +25,12 @@ from quickstart.doctor import (
 from quickstart.doctor.facts import CRITIC, POLICY, REWARD, TOKENIZER, Facts
 from quickstart.doctor.finding import Finding, note, ok
 from quickstart.doctor.memory import FLOAT
-from quickstart.doctor.parameters import tensors
+from quickstart.doctor.parameters import millions
 from quickstart.doctor.running import Check
-from quickstart.doctor.tokens import has_own_template, judge_positions, judge_template, judge_tokens
+from quickstart.doctor.tokens import judge_positions, judge_template, judge_tokens
 from quickstart.outputs import MIN_FREE_BYTES
 from quickstart.outputs import check as check_output
+from quickstart.rewards.model_check import check_reward_model
 
 DISK_FIX = "free some space there, or name another folder"
 
@@ -184,11 +185,8 @@ def reward_model_checks(facts: Facts) -> list[Check]:
             return
         folder = facts.folder(REWARD)
         assert folder is not None, "config.rules asks for it"
-        config = facts.config_of(folder, REWARD)
-        yield from architecture.judge_reward_model(config, tensors(folder), facts.architectures, REWARD)
-        if not has_own_template(folder):
-            found = "no chat template: it reads the conversation as plain text"
-            yield note("reward model", found, "use a reward model with a chat template", field=REWARD)
+        check_reward_model(str(folder), facts.cfg.model.trust_remote_code)
+        yield ok("reward model", f"{folder}: one output, {millions(facts.reward_parameters)} parameters")
 
     return [Check("reward model", model)]
 
@@ -231,7 +229,10 @@ def run_checks_of(facts: Facts, reward_seconds: float) -> list[Check]:
 
 def reward_findings(facts: Facts, seconds: float) -> Iterable[Finding]:
     """The reward on some rows; nothing where the method has none."""
-    if not rewarded(facts):
+    if facts.cfg.rl.rl_type not in ROLLOUT_TYPES:
+        return
+    if facts.cfg.rl.reward == "model":
+        yield note(rewardtest.CHECK, "not tried: that would load the reward model's weights")
         return
     guard, samples = facts.reward, facts.training_rows.samples
     if rewardtest.runs_programs(samples, guard):
@@ -239,11 +240,6 @@ def reward_findings(facts: Facts, seconds: float) -> Iterable[Finding]:
         return
     trials = rewardtest.try_reward(guard, samples, seconds)
     yield from rewardtest.judge_reward(trials, samples, guard.name)
-
-
-def rewarded(facts: Facts) -> bool:
-    """Whether this method scores answers, with something that can be tried without loading a model."""
-    return facts.cfg.rl.rl_type in ROLLOUT_TYPES and facts.cfg.rl.reward != "model"
 
 
 def needs_critic(facts: Facts) -> bool:

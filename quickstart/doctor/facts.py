@@ -199,10 +199,12 @@ class Facts:
 
     @property
     def local_cfg(self) -> RunConfig:
-        """The settings with the policy and tokenizer as folders."""
+        """The settings with the models as folders."""
         changed = {"model_name_or_path": str(self.model)}
         if self.cfg.model.tokenizer_name_or_path:
             changed["tokenizer_name_or_path"] = str(self.tokenizer_folder)
+        if self.uses_reward_model:
+            changed["reward_model_name_or_path"] = str(self.folder(REWARD))
         model = dataclasses.replace(self.cfg.model, **changed)  # type: ignore[arg-type]
         return dataclasses.replace(self.cfg, model=model)
 
@@ -234,7 +236,7 @@ class Facts:
     @fact
     def reward(self) -> rewards.Guard:
         """The reward, loaded. Raises UserError."""
-        return rewards.build(self.cfg)
+        return rewards.build(self.local_cfg)
 
     # ---- plans ----
 

@@ -63,8 +63,11 @@ def load_tokenizer(cfg: RunConfig) -> Any:
 
 
 def chat_template(cfg: RunConfig) -> str | None:
-    """The named template that verl must be told about, for a tokenizer without one."""
-    return NAMED_TEMPLATES[cfg.model.chat_template] if cfg.model.chat_template else None
+    """The named template that verl must be told about, for a tokenizer without one. cfg: models are folders."""
+    folder = Path(cfg.model.tokenizer_name_or_path or cfg.model.model_name_or_path)
+    if cfg.model.chat_template is None or has_own_template(folder):
+        return None
+    return NAMED_TEMPLATES[cfg.model.chat_template]
 
 
 def token_facts(tokenizer: Any, folder: Path, config: dict[str, Any]) -> TokenFacts:

@@ -17,6 +17,7 @@ from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig
 from quickstart.data import Prepared, prepare, prepare_labelled, prepare_pairs
 from quickstart.doctor.hub import model_folder
 from quickstart.doctor.model import check_model_folder, read_config
+from quickstart.doctor.tokens import chat_template, load_tokenizer
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
 
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 1 << 30  # positions of a model whose config names no limit
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-NAMED_TEMPLATES = {"chatml": CHATML}
 MODEL_FIELDS = ("model_name_or_path", "tokenizer_name_or_path", "critic_model_name_or_path")
 
 
@@ -149,36 +145,6 @@ def with_local_models(cfg: RunConfig) -> RunConfig:
     if faults:
         raise UserError(faults)
     return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **found))
-
-
-def load_tokenizer(cfg: RunConfig) -> Any:
-    """The policy's tokenizer with its chat template, checked for what training needs.
-
-    Raises:
-        UserError: it cannot be loaded, or has no end-of-text token (an answer could never end).
-    """
-    from transformers import AutoTokenizer
-
-    name = cfg.model.tokenizer_name_or_path or cfg.model.model_name_or_path
-    field_name = "model.tokenizer_name_or_path" if cfg.model.tokenizer_name_or_path else "model.model_name_or_path"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=cfg.model.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
-        fix = "copy the tokenizer files of the original model there"
-        raise UserError(Fault(field=field_name, found=name, rule=f"no tokenizer loads: {first}", fix=fix)) from error
-    if tokenizer.eos_token_id is None:
-        rule = "the tokenizer has no end-of-text token (eos_token), so no answer could end"
-        fix = "set eos_token in the folder's tokenizer_config.json"
-        raise UserError(Fault(field=field_name, found=name, rule=rule, fix=fix))
-    if not tokenizer.chat_template and cfg.model.chat_template:
-        tokenizer.chat_template = NAMED_TEMPLATES[cfg.model.chat_template]
-    return tokenizer
-
-
-def chat_template(cfg: RunConfig) -> str | None:
-    """The named template that verl must be told about, for a tokenizer without one."""
-    return NAMED_TEMPLATES[cfg.model.chat_template] if cfg.model.chat_template else None
 
 
 def check_evaluation(cfg: RunConfig) -> None:
