@@ -90,5 +90,9 @@ def _holds_binary(kind: Any) -> bool:
 
 
 def _damaged(name: str, kind: str, error: Exception) -> Fault:
-    found = f"a file that cannot be read as {kind} ({str(error).splitlines()[0]})"
+    said = str(error).splitlines()[0]
+    if isinstance(error, NotImplementedError):  # nested columns in row groups of more than 2 GB (datasets #7793)
+        fix = "write it again with small row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)"
+        return Fault(field=name, found=f"a {kind} file that pyarrow cannot read", rule=said, fix=fix)
+    found = f"a file that cannot be read as {kind} ({said})"
     return Fault(field=name, found=found, rule="the file must be complete", fix="copy, download or write it again")

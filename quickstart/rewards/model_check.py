@@ -42,7 +42,7 @@ def check_reward_model(path: str, trust_remote_code: bool) -> Any:
     except (OSError, ValueError, KeyError) as error:
         rule = f"transformers cannot read it: {str(error).strip().splitlines()[0]}"
         raise refused(path, rule, "name a folder with config.json and a tokenizer") from error
-    empty = _empty_model(config, path)
+    empty = _empty_model(config, path, trust_remote_code)
     _check_head(empty, tensor_shapes(folder), config, path)
     _check_vocabulary(empty, tokenizer, path)
     _check_template(tokenizer, path)
@@ -54,7 +54,7 @@ def refused(found: str, rule: str, fix: str) -> UserError:
     return UserError(Fault(field=SETTING, found=found, rule=rule, fix=fix))
 
 
-def _empty_model(config: Any, path: str) -> Any:
+def _empty_model(config: Any, path: str, trust_remote_code: bool) -> Any:
     """The architecture with one output, without weights: its parameter names tell which are the head's."""
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -63,7 +63,7 @@ def _empty_model(config: Any, path: str) -> Any:
     config.num_labels = 1
     try:
         with torch.device("meta"):
-            return AutoModelForSequenceClassification.from_config(config)
+            return AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust_remote_code)
     except ValueError as error:
         rule = f"{config.model_type} has no sequence-classification form in transformers"
         raise refused(path, rule, "name a reward model of another architecture") from error
