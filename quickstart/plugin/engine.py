@@ -88,7 +88,8 @@ def filter_logits(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
     ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # mass of the more likely tokens: the first one always stays
-    ordered = ordered.masked_fill(before >= top_p, float("-inf"))
+    # where top-p is off, rounding alone lifts the mass before the rarest tokens to 1
+    ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), float("-inf"))
     return torch.empty_like(ordered).scatter_(-1, index, ordered)
 
 
@@ -172,6 +173,7 @@ class Generator:
             sampling: one setting a prompt.
             on_tokens: told the number of new tokens after each step (a progress bar).
         """
+        assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt: there is nothing to attend to"
         step = self.max_rows or len(prompts)
         by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i])) if step < len(prompts) else None
         order = by_length or list(range(len(prompts)))
