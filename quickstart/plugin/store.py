@@ -82,10 +82,14 @@ class MemoryStore:
     def kv_batch_get(
         self, keys: Sequence[str] | str, partition_id: str, select_fields: Sequence[str] | None = None
     ) -> TensorDict:
-        """Rows as a TensorDict, in the order of `keys`. A selected field that no row has is left out, as in verl's."""
+        """Rows as a TensorDict, in the order of `keys`. A selected field that no row has is left out, as in TransferQueue.
+
+        Raises:
+            KeyError: an unknown key, or a field that some of the rows have and others lack.
+        """
         rows = [self._rows[partition_id][key] for key in ([keys] if isinstance(keys, str) else keys)]
-        common = [name for name in rows[0] if all(name in row for row in rows)]
-        names = common if select_fields is None else [name for name in select_fields if name in common]
+        wanted = dict.fromkeys(name for row in rows for name in row) if select_fields is None else select_fields
+        names = [name for name in wanted if any(name in row for row in rows)]
         return TensorDict({name: join_column([row[name] for row in rows]) for name in names}, batch_size=len(rows))
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tag]]:
