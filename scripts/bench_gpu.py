@@ -5,8 +5,8 @@
 
 Work: a model of Qwen2-0.5B's shape with random weights, 100 prompts, 128 new tokens, updates of 20 samples, bf16
 compute with float32 master weights, a rule as reward. Random weights tell nothing about learning; time and memory are
-those of trained ones. Times are wall-clock from the start of each command; "later step" is the median of the steps after
-the first; memory is the peak that nvidia-smi shows. Not here: learning, which the tests and the README show on the CPU.
+those of trained ones. Times are wall-clock from the start of each command; "later step" is the median of the steps
+after the first; memory is the peak that nvidia-smi shows. Not here: learning, which the tests and the README show on the CPU.
 """
 
 from __future__ import annotations
