@@ -41,6 +41,7 @@ def stop_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
 
 def read_sampling(params: dict[str, Any], response_length: int, room: int) -> Sampling:
     """verl's sampling_params (agent_loop_tq.py:66-79) as ours; no answer may outgrow the model's positions."""
+    assert room > 0, "the prompt fills all of the model's positions, there is none left for an answer"
     asked = params.get("max_tokens") or params.get("max_new_tokens") or response_length
     return Sampling(
         temperature=float(params.get("temperature", 1.0)),
@@ -145,6 +146,7 @@ class LocalRollout(BaseRollout):
         seen = set()
         for name, value in weights:
             if name not in self._tied():
+                assert name in own, f"unknown {name}"
                 if own[name].data_ptr() != value.data_ptr():
                     own[name].copy_(value.detach())
                 seen.add(name)
