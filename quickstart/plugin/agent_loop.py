@@ -39,14 +39,18 @@ class InlineExecutor(ThreadPoolExecutor):
 
 
 @contextlib.contextmanager
-def _outer_loop_set_aside() -> Iterator[None]:
-    """In a notebook the kernel's event loop is running in this thread: set it aside while ours runs."""
+def outer_loop_set_aside() -> Iterator[None]:
+    """In a notebook the kernel's event loop is running in this thread: set it aside for as long as a run lives.
+
+    Not only while ours runs: verl's reward manager takes the running loop when it is made (reward_manager/base.py:47).
+    """
     outer = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     try:
         yield
     finally:
         asyncio._set_running_loop(outer)
+        asyncio.set_event_loop(outer)
 
 
 def instantiate(config: dict[str, Any] | DictConfig, **kwargs: Any) -> Any:
@@ -64,7 +68,7 @@ PLAIN_HYDRA = SimpleNamespace(utils=SimpleNamespace(instantiate=instantiate))
 
 
 class LocalLoop:
-    """The one event loop of a run; coroutines run to their end when called."""
+    """The one event loop of a run; coroutines run to their end when called. Lives inside :func:`outer_loop_set_aside`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -73,15 +77,13 @@ class LocalLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The coroutine's result."""
-        with _outer_loop_set_aside():
-            return self.loop.run_until_complete(coroutine)
+        return self.loop.run_until_complete(coroutine)
 
     def close(self) -> None:
         """Drop what an interrupted run left behind."""
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        with _outer_loop_set_aside():
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
         asyncio.set_event_loop(None)
 

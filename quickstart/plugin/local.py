@@ -24,7 +24,7 @@ from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer, trainer_base
 from verl.utils import tensordict_utils as tu
 
-from quickstart.plugin.agent_loop import PLAIN_HYDRA, LocalLoop
+from quickstart.plugin.agent_loop import PLAIN_HYDRA, LocalLoop, outer_loop_set_aside
 from quickstart.plugin.shims import Shim, replace_names
 from quickstart.plugin.store import MemoryStore
 
@@ -220,10 +220,11 @@ def in_process(tell: Callable[[str], None] = lambda _: None) -> Iterator[LocalRu
     Args:
         tell: told what is being loaded, while the trainer is set up.
     """
-    run = LocalRun(tell)
-    undo = replace_names(run.stand_ins())
-    try:
-        yield run
-    finally:
-        undo()
-        run.loop.close()
+    with outer_loop_set_aside():
+        run = LocalRun(tell)
+        undo = replace_names(run.stand_ins())
+        try:
+            yield run
+        finally:
+            undo()
+            run.loop.close()
