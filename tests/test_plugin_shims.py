@@ -146,6 +146,7 @@ CITED = [
     (f"{V1}/trainer_base.py:1819", "output.get()"),
     (f"{V1}/trainer_base.py:1601", "actor_global_mini_batch_size *= self.config.actor_rollout_ref.rollout.n"),
     ("verl/experimental/reward_loop/reward_manager/naive.py:77", "run_in_executor"),
+    ("verl/experimental/reward_loop/reward_manager/base.py:47", "self.loop = get_event_loop()"),
     ("verl/experimental/agent_loop/agent_loop.py:685", "hydra.utils.instantiate("),
     ("verl/single_controller/ray/base.py:233", 'node_info.get("GPU", 0)'),
     ("verl/single_controller/base/worker.py:190", 'os.environ["RANK"]'),
