@@ -14,6 +14,7 @@ from quickstart.doctor.finding import Finding, from_fault, note, warning
 from quickstart.errors import UserError
 
 T = TypeVar("T")
+LABELS = {"cfg": "config"}  # of facts whose own name is no word
 
 
 class Blocked(Exception):  # noqa: N818  (not an error: another check has reported it)
@@ -44,7 +45,7 @@ class fact(Generic[T]):  # noqa: N801  (used as a decorator, as functools.cached
                 failed[self._name] = str(blocked)
                 raise
             except Exception:
-                failed[self._name] = self._name.replace("_", " ")
+                failed[self._name] = LABELS.get(self._name, self._name.replace("_", " "))
                 raise
         return known[self._name]
 
