@@ -77,3 +77,13 @@ def process_variables() -> Iterator[None]:
     environment.set_variables("cpu")
     environment.set_threads(2)
     yield
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Iterator[Any]:
+    """`python -m quickstart.run` in processes of their own that have their imports done (support/warm.py)."""
+    import warm
+
+    server = warm.Server()
+    yield server
+    server.close()

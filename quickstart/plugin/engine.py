@@ -159,6 +159,15 @@ class Generator:
         self._stop = torch.tensor(sorted(set(stop_token_ids)), dtype=torch.int64, device=self.device)
         self._random = torch.Generator(device=self.device).manual_seed(seed)
 
+    @property
+    def random_state(self) -> torch.Tensor:
+        """Where the draws stand; a resumed run sets it to draw what would have come next."""
+        return self._random.get_state()
+
+    @random_state.setter
+    def random_state(self, state: torch.Tensor) -> None:
+        self._random.set_state(state)
+
     @torch.inference_mode()
     def generate(
         self,

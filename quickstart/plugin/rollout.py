@@ -73,6 +73,7 @@ class LocalRollout(BaseRollout):
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
         self._generator: Generator | None = None
+        self._resumed_state: torch.Tensor | None = None
         self._waiting: list[_Request] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -139,6 +140,18 @@ class LocalRollout(BaseRollout):
             seed=self.config.seed,
             max_rows=self.config.max_num_seqs,
         )
+        if self._resumed_state is not None:
+            self._generator.random_state = self._resumed_state
+
+    def random_state(self) -> torch.Tensor:
+        """Where the draws stand, for a checkpoint."""
+        assert self._generator is not None, "nothing has been drawn"
+        return self._generator.random_state
+
+    def resume_draws(self, state: torch.Tensor) -> None:
+        """Go on drawing from a checkpoint's state. Before the first weights arrive."""
+        assert self._generator is None, "the draws have begun"
+        self._resumed_state = state
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
