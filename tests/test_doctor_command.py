@@ -130,7 +130,7 @@ def test_one_fault_one_error(
     assert code == 2
     assert len(errors) == 1
     assert field in errors[0]["field"]
-    assert words in " ".join(errors[0].values())
+    assert words in " ".join(map(str, errors[0].values()))
     assert errors[0]["fix"]
 
 
@@ -162,7 +162,7 @@ def test_the_table_for_people(
 ) -> None:
     assert command.main(arguments) == 0
     text = capsys.readouterr().out
-    for words in ("state", "what to do", "reward self-test", "no errors"):
+    for words in ("state", "what to do", "reward self-test", "no errors", "host memory plan, MB", "critic, Adam"):
         assert words in text
 
 
@@ -234,6 +234,9 @@ def test_before_training_a_good_run_is_recorded(arguments: list[str], byte_token
     content = json.loads((tmp_path / "doctor.json").read_text())
     assert content["states"]["error"] == 0
     assert len(content["findings"]) == len(findings)
+    data = {finding["check"]: finding["data"] for finding in content["findings"] if finding["data"]}
+    assert data["batch plan"]["steps"] == 3
+    assert data["host memory plan"]["actor, weights"]["rollout"] == 4 * 91_200
     assert before.notices(findings) == []
 
 

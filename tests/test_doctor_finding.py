@@ -62,7 +62,7 @@ def test_summary_counts_in_words() -> None:
 
 def test_json_has_the_same_keys_for_all() -> None:
     first, second = to_mapping([ok("a", "1"), BAD])
-    assert first.keys() == second.keys() == {"check", "state", "found", "rule", "fix", "field"}
+    assert first.keys() == second.keys() == {"check", "state", "found", "rule", "fix", "field", "data"}
 
 
 def look_fails() -> Iterator[Finding]:

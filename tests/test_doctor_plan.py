@@ -233,6 +233,7 @@ def test_every_phase_of_a_plan_is_in_its_table() -> None:
     wanted = memory_plan(settings(rl_type="ppo"), HALF_B)
     assert wanted.phases == memory.PHASES
     rows = wanted.table("host")
+    assert all(list(row) == list(memory.PHASES) for row in rows.values())
     assert sum(row["actor update"] for row in rows.values()) == wanted.total("host", "actor update")
 
 

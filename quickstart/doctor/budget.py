@@ -78,11 +78,12 @@ def judge_budget(plan: MemoryPlan, machine: Machine, device_bytes: int | None, w
 
     ways: of the place that matters, the device where there is one.
     """
-    findings = []
+    findings: list[Finding] = []
     if device_bytes is not None:
-        findings.append(judge_device(plan, device_bytes, ways))
-    findings.append(judge_host(plan, machine, ways if device_bytes is None else []))
-    return findings
+        found = judge_device(plan, device_bytes, ways)
+        findings.append(dataclasses.replace(found, data=plan.table("device")))
+    found = judge_host(plan, machine, ways if device_bytes is None else [])
+    return [*findings, dataclasses.replace(found, data=plan.table("host"))]
 
 
 def judge_device(plan: MemoryPlan, device_bytes: int, ways: list[Saving]) -> Finding:

@@ -10,7 +10,7 @@ import importlib.util
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quickstart.doctor import before, checks
 from quickstart.doctor.facts import Facts
@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
         print(to_json(before.report(findings), indent=2))
     else:
         print(table(findings, columns()))
+        print(memory_tables(findings), end="")
         print(f"{summary(findings)} ({time.monotonic() - began:.1f} s)")
     return EXIT_USER if has_error(findings) else EXIT_DONE
 
@@ -64,6 +65,28 @@ def questions(facts: Facts) -> list[str]:
     if importlib.util.find_spec("flash_attn") is not None:
         asked.append("flash")
     return asked
+
+
+def memory_tables(findings: Sequence[Finding]) -> str:
+    """What each role holds in each phase, in MB, on the device and in host memory."""
+    plans = [finding for finding in findings if finding.check.endswith("memory plan") and finding.data]
+    return "".join(f"{finding.check}, MB\n{memory_table(finding.data or {})}\n\n" for finding in plans)
+
+
+def memory_table(sizes: Mapping[str, Mapping[str, int]]) -> str:
+    """role, kind | phase | phase ...; then the sum of each phase."""
+    phases = list(next(iter(sizes.values())))
+    width = max(len(name) for name in sizes)
+    total = {phase: sum(row[phase] for row in sizes.values()) for phase in phases}
+    lines = [" " * (width + 2) + "".join(f"{phase:>15}" for phase in phases)]
+    for name, row in {**sizes, "sum": total}.items():
+        lines.append(f"  {name:<{width}}" + "".join(f"{size_text(row[phase]):>15}" for phase in phases))
+    return "\n".join(lines)
+
+
+def size_text(size: int) -> str:
+    """1,234; a dash for nothing."""
+    return f"{size / 10**6:,.0f}" if size else "-"
 
 
 def columns() -> int:

@@ -28,6 +28,7 @@ class Finding:
     rule: str = ""  # what should hold, where it does not
     fix: str = ""  # what to do, as an instruction
     field: str = ""  # the setting that is concerned, `section.key`
+    data: dict[str, Any] | None = None  # the numbers behind it, for JSON
 
     def __post_init__(self) -> None:
         assert self.state in ("ok", "note") or self.fix, f"{self.check}: a {self.state} must say what to do"

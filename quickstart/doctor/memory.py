@@ -75,13 +75,13 @@ class MemoryPlan:
         return sorted(there, key=lambda item: -item.size)[:number]
 
     def table(self, place: Place) -> dict[str, dict[str, int]]:
-        """role -> phase -> bytes, for JSON."""
+        """ "role, kind" -> phase -> bytes; all phases in each row."""
         found: dict[str, dict[str, int]] = {}
         for item in self.items:
-            for phase, there in item.where.items():
-                if there == place:
-                    row = found.setdefault(item.role, {})
-                    row[phase] = row.get(phase, 0) + item.size
+            if place in item.where.values():
+                row = found.setdefault(f"{item.role}, {item.kind}", dict.fromkeys(self.phases, 0))
+                for phase in self.phases:
+                    row[phase] += item.size if item.where.get(phase) == place else 0
         return found
 
 

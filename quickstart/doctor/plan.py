@@ -6,6 +6,7 @@ sizes mean. Not here: memory (memory.py).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from quickstart.arguments import PREFERENCE_TYPES, RunConfig
@@ -78,7 +79,8 @@ def judge_batches(cfg: RunConfig, plan: BatchPlan) -> list[Finding]:
         found = f"{plan.rows_per_step} rows for a step, with {plan.rows} rows of data"
         rule = "a step must not need more rows than there are"
         return [error(CHECK, found, f"{largest}, or add data", field=field, rule=rule)]
-    findings = [ok(CHECK, batch_words(plan, cfg))]
+    sizes = ok(CHECK, batch_words(plan, cfg))
+    findings = [dataclasses.replace(sizes, data=dataclasses.asdict(plan))]
     if plan.rows_left_over:
         near = " or ".join(str(size) for size in sizes_near(plan.rows_per_step, plan.rows))
         found = f"{plan.rows_left_over} of {plan.rows} rows are not used in an epoch: they do not fill a step"
