@@ -119,14 +119,14 @@ class LocalAgentLoopManager:
 
     Args:
         config: verl's whole config.
-        rollout: the engine; told how many requests to wait for.
+        rollout: the engine; told which step begins and how many requests to wait for.
         reward_handles: verl RewardLoopWorkers, wrapped as local handles.
         loop: the run's event loop.
     """
 
     def __init__(self, config: Any, rollout: Any, reward_handles: list[Any], loop: LocalLoop) -> None:
         self._loop = loop
-        self._rollout_config = config.actor_rollout_ref.rollout
+        self._rollout, self._rollout_config = rollout, config.actor_rollout_ref.rollout
         self._worker = _Worker(config=config, llm_client=rollout, reward_loop_worker_handles=reward_handles)
         rollout.expected = lambda: self._worker.open
 
@@ -134,4 +134,5 @@ class LocalAgentLoopManager:
         """Generate, score and store every conversation of `prompts`; returns when all are in the store."""
         validate = "validate" in prompts and bool(prompts["validate"])
         answers = self._rollout_config.val_kwargs.n if validate else self._rollout_config.n
+        self._rollout.begin(int(prompts["global_steps"]), int(validate))
         self._loop.run(self._worker.generate_and_wait(prompts, len(prompts) * answers))

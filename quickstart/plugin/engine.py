@@ -7,6 +7,7 @@ leave the batch once they have ended, so that a batch costs what its rows cost a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -157,16 +158,13 @@ class Generator:
         self.max_rows = max_rows
         self.device = next(model.parameters()).device
         self._stop = torch.tensor(sorted(set(stop_token_ids)), dtype=torch.int64, device=self.device)
+        self._seed = seed
         self._random = torch.Generator(device=self.device).manual_seed(seed)
 
-    @property
-    def random_state(self) -> torch.Tensor:
-        """Where the draws stand; a resumed run sets it to draw what would have come next."""
-        return self._random.get_state()
-
-    @random_state.setter
-    def random_state(self, state: torch.Tensor) -> None:
-        self._random.set_state(state)
+    def begin(self, *numbers: int) -> None:
+        """From here on the draws follow from the seed and these numbers, whatever was drawn before."""
+        digest = hashlib.sha256(repr((self._seed, *numbers)).encode()).digest()
+        self._random.manual_seed(int.from_bytes(digest[:7], "big"))
 
     @torch.inference_mode()
     def generate(

@@ -73,7 +73,7 @@ class LocalRollout(BaseRollout):
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
         self._generator: Generator | None = None
-        self._resumed_state: torch.Tensor | None = None
+        self._drawing_for: tuple[int, ...] = ()
         self._waiting: list[_Request] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -140,18 +140,16 @@ class LocalRollout(BaseRollout):
             seed=self.config.seed,
             max_rows=self.config.max_num_seqs,
         )
-        if self._resumed_state is not None:
-            self._generator.random_state = self._resumed_state
 
-    def random_state(self) -> torch.Tensor:
-        """Where the draws stand, for a checkpoint."""
-        assert self._generator is not None, "nothing has been drawn"
-        return self._generator.random_state
+    def begin(self, *numbers: int) -> None:
+        """What is generated next belongs to this step and purpose: draws depend on nothing that came before.
 
-    def resume_draws(self, state: torch.Tensor) -> None:
-        """Go on drawing from a checkpoint's state. Before the first weights arrive."""
-        assert self._generator is None, "the draws have begun"
-        self._resumed_state = state
+        A resumed run therefore gets the answers of an undisturbed one, and an evaluation in between changes none.
+        """
+        assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
+        if numbers != self._drawing_for:
+            self._generator.begin(*numbers)
+            self._drawing_for = numbers
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -25,7 +25,6 @@ from quickstart.plugin.shims import Shim, replace_names
 from quickstart.trainers.export import MODEL_FOLDER, export_model
 from quickstart.trainers.watch import GradientWatch, Reporter, StopRequested
 
-SAMPLER = "sampler.pt"  # in a checkpoint: where the draws of the rollout engine stand
 REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
 
 
@@ -115,16 +114,9 @@ class LocalPPOTrainer(PPOTrainerSync):
             {"prompt": p, "response": r, "reward": s} for p, r, s in zip(inputs, outputs, scores, strict=True)
         ]
 
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        if self.global_steps > 0:
-            state = Path(self.config.trainer.resume_from_path) / SAMPLER
-            self._run.rollout.resume_draws(torch.load(state, weights_only=True))
-
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        torch.save(self._run.rollout.random_state(), folder / SAMPLER)  # verl's servers keep none
         assert self._run.actor is not None
         export_model(self._run.actor.worker.actor.engine, self.tokenizer, folder / MODEL_FOLDER)
         self._reporter.saved(self.global_steps, folder)
