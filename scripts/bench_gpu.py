@@ -6,7 +6,7 @@
 Work: a model of Qwen2-0.5B's shape with random weights, 100 prompts, 128 new tokens, updates of 20 samples, bf16
 compute with float32 master weights, a rule as reward. Random weights tell nothing about learning; time and memory are
 those of trained ones. Times are wall-clock from the start of each command; "later step" is the median of the steps
-after the first; memory is the peak that nvidia-smi shows. Not here: learning, which the tests and the README show on the CPU.
+after the first; memory is the peak that nvidia-smi shows. Not here: learning, which tests and README show on the CPU.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_inputs(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dice = random.Random(0)
     torch.manual_seed(0)
-    sums = [(dice.randint(0, 20), dice.randint(0, 20)) for _ in range(PROMPTS)]
+    sums = [(dice.randint(0, 20), dice.randint(1, 20)) for _ in range(PROMPTS)]  # a pair must not be equal
     question = "Say {} plus {}, and explain how the digits add up in a short paragraph. Task number {}."
     rows = [
         {"prompt": question.format(a, b, i), "chosen": f"{a + b} " * 40, "rejected": f"{a - b} " * 40}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quickstart.arguments import CRITIC_TYPES, RunConfig, algorithm_name
+from quickstart.arguments import CRITIC_TYPES, ROLLOUT_TYPES, RunConfig, algorithm_name
 from quickstart.config import Choice, to_yaml
 from quickstart.outputs import OutputFolder
 from quickstart.record.capture import Capture
@@ -140,7 +140,7 @@ class Recorder:
         self._outputs.update_run(
             ended=now(), exit_reason=exit_reason, steps=self.step, nonfinite_values=self._state.nonfinite
         )
-        if self.step > 1 and self._last_rows:
+        if self.step > 1 and self._last_rows and self._cfg.rl.rl_type in ROLLOUT_TYPES:
             self.console.samples("Answers of the last step: best, middle and worst", pick(self._last_rows))
         self.console.line(closing_line(exit_reason, self.step, self._rewards, self._outputs))
 

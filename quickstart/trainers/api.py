@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from quickstart import config
+from quickstart import config, verl_config
 from quickstart.arguments import (
     PREFERENCE_TYPES,
     DataArguments,
@@ -97,6 +97,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
     started = time.monotonic()
     environment.set_variables(cfg.training.device)  # before the first import of torch
     check_built(cfg)
+    verl_config.check_keys(cfg.verl)
     check_output(cfg.training.output_dir)
     findings = doctor.environment(cfg)
     ready = startup.prepare_run(cfg)
@@ -227,8 +228,8 @@ def _ppo(
     cfg = ready.cfg
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
+    environment.keep_datasets_in(cache_folder(cfg))
     with environment.without_packages(*environment.UNUSED_PACKAGES):
-        from quickstart import verl_config
         from quickstart.plugin import shims
         from quickstart.trainers import ppo
 

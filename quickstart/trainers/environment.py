@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 # verl's workers read these as torchrun would set them (single_controller/base/worker.py:190).
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -35,6 +36,16 @@ def set_variables(device: str) -> None:
         os.environ.setdefault(name, value)
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
+
+
+def keep_datasets_in(folder: Path) -> None:
+    """verl reads its rows with the datasets library, which copies them into its own cache: here, not in the home folder,
+    which may be full or not writable."""
+    path = folder / "datasets"
+    os.environ["HF_DATASETS_CACHE"] = str(path)
+    loaded = sys.modules.get("datasets")
+    if loaded is not None:
+        loaded.config.HF_DATASETS_CACHE = path
 
 
 def set_threads(count: int) -> None:

@@ -20,6 +20,7 @@ from quickstart.doctor.model import check_model_folder, read_config
 from quickstart.doctor.tokens import chat_template, load_tokenizer
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
+from quickstart.rewards.builtin import check_sources
 
 if TYPE_CHECKING:
     from quickstart.trainers.preference_data import PreferenceData
@@ -97,7 +98,6 @@ def prepare_run(cfg: RunConfig) -> Ready:
     terminal = _Terminal()
     reward = rewards.build(cfg, terminal)
     tokenizer = load_tokenizer(cfg)
-    check_evaluation(cfg)
     rows = _preference_rows(cfg, tokenizer) if cfg.rl.rl_type in PREFERENCE_TYPES else _rollout_rows(cfg, tokenizer)
     steps = config.check_steps(cfg, rows.num_train)
     return Ready(cfg=cfg, tokenizer=tokenizer, rows=rows, reward=reward, steps=steps, terminal=terminal)
@@ -105,6 +105,8 @@ def prepare_run(cfg: RunConfig) -> Ready:
 
 def _rollout_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
     found = prepare(cfg, tokenizer)
+    if cfg.rl.reward == "verl":
+        check_sources(found.data_sources)
     return Rows(
         num_train=found.num_train, shape=found.shape, sha256=found.sha256, notices=found.notices, prepared=found
     )
@@ -145,17 +147,3 @@ def with_local_models(cfg: RunConfig) -> RunConfig:
     if faults:
         raise UserError(faults)
     return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **found))
-
-
-def check_evaluation(cfg: RunConfig) -> None:
-    """Evaluation needs rows of its own."""
-    asked = [name for name in ("eval_steps", "eval_before_train") if vars(cfg.training)[name]]
-    if asked and cfg.data.eval_file is None:
-        raise UserError(
-            Fault(
-                field=f"training.{asked[0]}",
-                found=str(vars(cfg.training)[asked[0]]),
-                rule="evaluation needs rows that are not trained on",
-                fix="set data.eval_file to a file of such rows, or leave evaluation off",
-            )
-        )
