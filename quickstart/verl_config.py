@@ -8,6 +8,7 @@ last and are checked against verl's own keys.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,22 +290,43 @@ def compose(keys: dict[str, Any], user_keys: dict[str, Any]) -> Any:
     Raises:
         UserError: a key of the user's `verl:` section does not exist in verl's configuration; all of them at once.
     """
+    from omegaconf import OmegaConf
+
+    config = _verl_defaults()
+    for key, value in keys.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=key.rsplit(".", 1)[-1] in EXTRA_KEYS)
+    _check_known(config, user_keys)
+    for key, value in user_keys.items():
+        OmegaConf.update(config, key, value, merge=True, force_add=_is_extra(key))
+    OmegaConf.resolve(config)
+    return config
+
+
+def check_keys(user_keys: dict[str, Any]) -> None:
+    """The check of :func:`compose` before anything starts; half a second, and none where there are no such keys."""
+    if user_keys:
+        _check_known(_verl_defaults(), user_keys)
+
+
+def _check_known(config: Any, user_keys: dict[str, Any]) -> None:
+    unknown = [key for key in user_keys if not known_key(config, key)]
+    if unknown:
+        raise UserError(_unknown_key(config, key, user_keys[key]) for key in unknown)
+
+
+def _verl_defaults() -> Any:
+    """verl's configuration as shipped, no key to be added by mistake. Reads its YAML files without importing verl."""
     import hydra
     from omegaconf import OmegaConf
 
-    with warnings.catch_warnings(), hydra.initialize_config_module("verl.trainer.config", version_base=None):
+    package = importlib.util.find_spec("verl")
+    assert package is not None, "a dependency"
+    assert package.origin is not None, "not a namespace package"
+    folder = Path(package.origin).parent / "trainer" / "config"
+    with warnings.catch_warnings(), hydra.initialize_config_dir(str(folder), version_base=None):
         warnings.simplefilter("ignore")  # hydra warns of verl's own deprecated defaults lists
         config = hydra.compose("ppo_trainer")
     OmegaConf.set_struct(config, True)
-    for key, value in keys.items():
-        OmegaConf.update(config, key, value, merge=False, force_add=key.rsplit(".", 1)[-1] in EXTRA_KEYS)
-    user = dict(user_keys)
-    unknown = [key for key in user if not known_key(config, key)]
-    if unknown:
-        raise UserError(_unknown_key(config, key, user[key]) for key in unknown)
-    for key, value in user.items():
-        OmegaConf.update(config, key, value, merge=True, force_add=_is_extra(key))
-    OmegaConf.resolve(config)
     return config
 
 
