@@ -39,6 +39,8 @@ def arguments(tiny_tied: Path, rows: Path, tmp_path: Path) -> list[str]:
         f"data.train_file={rows}",
         f"training.output_dir={tmp_path / 'outputs'}",
         "rl.rollout_batch_size=4",
+        "rl.num_train_epochs=1",
+        "rl.gradient_accumulation_steps=1",
         "rl.per_device_train_batch_size=4",
     ]
 

@@ -16,7 +16,7 @@ from quickstart.doctor import before, checks
 from quickstart.doctor.facts import Facts
 from quickstart.doctor.finding import Finding, has_error, summary, table
 from quickstart.doctor.running import run_checks
-from quickstart.errors import EXIT_DONE, EXIT_USER
+from quickstart.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER
 from quickstart.writing import to_json
 
 REWARD_SECONDS = 5.0
@@ -27,7 +27,10 @@ def main(argv: Sequence[str]) -> int:
     """The command. argv: what stands behind `doctor`."""
     arguments = parser().parse_intermixed_args(list(argv))
     began = time.monotonic()
-    findings = look(arguments.config, arguments.settings)
+    try:
+        findings = look(arguments.config, arguments.settings)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     if arguments.json:
         print(to_json(before.report(findings), indent=2))
     else:

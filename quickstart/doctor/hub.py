@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 from quickstart.arguments import RunConfig
 from quickstart.doctor.finding import Finding, error, ok
+from quickstart.data.hub import DEFAULT_HUB, TIMEOUT_SECONDS, reachable
 from quickstart.errors import Fault, UserError
 
-DEFAULT_HUB = "https://huggingface.co"
-TIMEOUT_SECONDS = 3.0
 BUNDLED_MODEL = "data/bundled_model"
 WANTED_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.bin"]
 
@@ -32,15 +31,8 @@ def hub_offline() -> bool:
 
 
 def hub_reachable(address: str, timeout: float = TIMEOUT_SECONDS) -> bool:
-    """Whether a connection to the hub can be opened. False also where HF_HUB_OFFLINE forbids asking."""
-    if hub_offline():
-        return False
-    parts = urlsplit(address)
-    try:
-        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=timeout):
-            return True
-    except OSError:
-        return False
+    """Whether the hub may be asked (HF_HUB_OFFLINE) and answers."""
+    return os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and reachable(address, timeout)
 
 
 def looks_local(name: str) -> bool:
