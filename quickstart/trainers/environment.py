@@ -39,7 +39,7 @@ def set_variables(device: str) -> None:
 
 
 def keep_datasets_in(folder: Path) -> None:
-    """verl reads its rows with the datasets library, which copies them into its own cache: here, not in the home folder,
+    """verl reads rows with the datasets library, which copies them into its own cache: here, not in the home folder,
     which may be full or not writable."""
     path = folder / "datasets"
     os.environ["HF_DATASETS_CACHE"] = str(path)
