@@ -82,7 +82,7 @@ class MemoryStore:
     def kv_batch_get(
         self, keys: Sequence[str] | str, partition_id: str, select_fields: Sequence[str] | None = None
     ) -> TensorDict:
-        """Rows as a TensorDict, in the order of `keys`. A selected field that no row has is left out, as in the original.
+        """Rows as a TensorDict, in the order of `keys`. A selected field that no row has is left out, as there.
 
         Raises:
             KeyError: an unknown key, or a field that some of the rows have and others lack.

@@ -23,7 +23,7 @@ from quickstart.plugin.agent_loop import LocalAgentLoopManager
 from quickstart.plugin.local import LocalRun, in_process
 from quickstart.plugin.shims import Shim, replace_names
 from quickstart.trainers.export import MODEL_FOLDER, export_model
-from quickstart.trainers.watch import GradientWatch, Reporter, StopRequested
+from quickstart.trainers.watch import GradientWatch, Reporter, RewardWatch, StopRequested
 
 REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
 
@@ -77,9 +77,9 @@ class LocalPPOTrainer(PPOTrainerSync):
     def __init__(self, config: Any, run: LocalRun, reporter: Reporter, stop: Callable[[], bool]) -> None:
         super().__init__(config)
         self._run, self._reporter, self._stop = run, reporter, stop
-        self._step_metrics: dict[str, float] = {}
         self._evaluated: list[dict[str, Any]] = []
         self._watch = GradientWatch(("actor/grad_norm", "critic/grad_norm"), REMEDY)
+        self._reward_watch = RewardWatch(reporter.phase)
 
     # ---- verl's hooks ----
 
@@ -95,8 +95,10 @@ class LocalPPOTrainer(PPOTrainerSync):
             metrics = super().prepare_step()
         rows = self._rows("train")
         self._reporter.rollout(self.global_steps, rows)
+        dead = dead_group_share(rows)
+        self._reward_watch.look([row["reward"] for row in rows], dead)
         metrics |= {
-            "training/dead_group_share": dead_group_share(rows),
+            "training/dead_group_share": dead,
             "response_length/finished_share": sum(r["finish_reason"] == "stop" for r in rows) / len(rows),
         }
         return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,4 +51,39 @@ class GradientWatch:
                     rule=f"gradients were not finite in {NON_FINITE_LIMIT} steps in a row; verl skips such updates",
                     fix=self._remedy,
                 )
+            )
+
+
+class RewardWatch:
+    """Says when rewards cannot teach: all equal for the first steps, or equal inside nearly every group.
+
+    Args:
+        tell: told each of the two at most once.
+    """
+
+    STEPS = 3  # a constant reward is certain after so many
+    DEAD = 0.8  # share of groups without a difference; their advantages are 0
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._seen: set[float] = set()
+        self._steps = 0
+        self._told_dead = False
+
+    def look(self, rewards: Sequence[float], dead_share: float) -> None:
+        """After each rollout: its rewards, and the share of prompts whose answers all got the same."""
+        self._steps += 1
+        if self._steps <= self.STEPS:
+            self._seen.update(rewards)
+        if self._steps == self.STEPS and len(self._seen) == 1:
+            value = f"{next(iter(self._seen)):.3g}"
+            self._tell(
+                f"Warning: the reward was {value} for every answer of the first {self.STEPS} steps; nothing can be "
+                "learned from it. To do: let it depend on the answer"
+            )
+        if dead_share > self.DEAD and not self._told_dead:
+            self._told_dead = True
+            self._tell(
+                f"Warning: in {dead_share:.0%} of the groups all answers got the same reward, so they teach nothing. "
+                "To do: a larger rl.num_generations, a finer reward, or prompts that are neither too easy nor too hard"
             )
