@@ -6,14 +6,12 @@ After this step every loader gets a path, so that nothing asks the hub again and
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from quickstart.arguments import RunConfig
-from quickstart.doctor.finding import Finding, error, ok
 from quickstart.data.hub import DEFAULT_HUB, TIMEOUT_SECONDS, reachable
+from quickstart.doctor.finding import Finding, error, ok
 from quickstart.errors import Fault, UserError
 
 BUNDLED_MODEL = "data/bundled_model"

@@ -68,7 +68,7 @@ PLAIN_HYDRA = SimpleNamespace(utils=SimpleNamespace(instantiate=instantiate))
 
 
 class LocalLoop:
-    """The one event loop of a run; coroutines run to their end when called. Lives inside :func:`outer_loop_set_aside`."""
+    """The one event loop of a run; coroutines run to their end. Lives inside :func:`outer_loop_set_aside`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

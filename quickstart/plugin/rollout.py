@@ -123,9 +123,7 @@ class LocalRollout(BaseRollout):
         quarter less memory, and later updates cost nothing. Nothing generates while the actor is being updated.
         """
         state = {
-            name: value.detach().to(self._device, self._dtype)
-            for name, value in weights
-            if name not in self._tied()
+            name: value.detach().to(self._device, self._dtype) for name, value in weights if name not in self._tied()
         }
         self._check_names(set(state))
         self.model.load_state_dict(state, strict=False, assign=True)
