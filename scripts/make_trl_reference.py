@@ -11,6 +11,7 @@ length of its way, and a few entries. Imports nothing of quickstart.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import tempfile
@@ -23,18 +24,21 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "data" / "sample_100.jsonl"
 TARGET = ROOT / "tests" / "data"
-MICRO, ACCUMULATE, LEARNING_RATE, BETA = 4, 2, 1e-4, 0.1
+MICRO, ACCUMULATE, BETA = 4, 2, 0.1
+# AdamW gives a gradient that is mere rounding a full step: TRL in float32 and TRL in float64 part by a third of the
+# learning rate in single weights. At 1e-4 that is 3e-5, more than the tests allow.
+LEARNING_RATE = 1e-5
 LORA_RANK, LORA_ALPHA = 4, 8
 ENTRIES = 6  # kept of each weight
 KTO_WEIGHTS = {"desirable_weight": 1.33, "undesirable_weight": 0.9}
 # case -> trainer, steps, arguments of its own
 CASES: dict[str, dict[str, Any]] = {
     "dpo": {"kind": "dpo", "steps": 10},
-    "dpo_lora": {"kind": "dpo", "steps": 10, "lora": True},
+    "dpo_lora": {"kind": "dpo", "steps": 10, "lora": True, "learning_rate": 1e-4},
     "dpo_ipo": {"kind": "dpo", "steps": 3, "loss_type": "ipo"},
     "dpo_hinge": {"kind": "dpo", "steps": 3, "loss_type": "hinge"},
     "kto": {"kind": "kto", "steps": 10, **KTO_WEIGHTS},
-    "kto_lora": {"kind": "kto", "steps": 10, "lora": True, **KTO_WEIGHTS},
+    "kto_lora": {"kind": "kto", "steps": 10, "lora": True, "learning_rate": 1e-4, **KTO_WEIGHTS},
 }
 
 
@@ -199,6 +203,39 @@ def by_step(micro: list[dict[str, Any]]) -> list[dict[str, float]]:
     return steps
 
 
+def widen(model: torch.nn.Module | None) -> None:
+    """Let TRL add up log-probs in float64: 500 nats, an answer's, are good to 3e-5 in float32, and so is the KL."""
+
+    def hook(module: torch.nn.Module, given: Any, output: Any) -> Any:
+        output.log_probs = output.log_probs.double()
+        return output
+
+    if model is not None:
+        model.register_forward_hook(hook)
+
+
+def trained(model: str, case: dict[str, Any], *, wide: bool) -> tuple[list[dict[str, float]], Any, Any]:
+    """Run a case: its steps, and the weights before and after. wide: sums of log-probs in float64."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(model, case, folder)
+        if wide:
+            widen(trainer.model)
+            widen(trainer.ref_model)
+        before, micro = weights_of(trainer.model), watched(trainer)
+        trainer.train()
+        after = weights_of(trainer.model)
+    history = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+    steps = by_step(micro)
+    for step, entry in zip(steps, history, strict=True):
+        step["grad_norm"] = entry["grad_norm"]
+    return steps, before, after
+
+
+def digest(model: Path) -> str:
+    """Of the weights, so that a test can tell numbers of another model from wrong ones."""
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+
+
 def main() -> None:
     """Run the cases and write their files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,17 +248,14 @@ def main() -> None:
 
     torch.set_num_threads(2)
     for name in [options.only] if options.only else list(CASES):
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = trainer_of(options.model, CASES[name], folder)
-            before, micro = weights_of(trainer.model), watched(trainer)
-            trainer.train()
-            after = weights_of(trainer.model)
-        history = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
-        steps = by_step(micro)
-        for step, entry in zip(steps, history, strict=True):
-            step["grad_norm"] = entry["grad_norm"]
+        steps, before, after = trained(options.model, CASES[name], wide=False)
+        if CASES[name]["kind"] == "kto":
+            wide, _, _ = trained(options.model, CASES[name], wide=True)
+            for step, exact in zip(steps, wide, strict=True):
+                step["kl_float64"] = exact["kl"]
         record = {
             "versions": {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__},
+            "model_sha256": digest(Path(options.model)),
             "case": CASES[name],
             "steps": steps,
             "weights": fingerprint(before, after),

@@ -6,6 +6,8 @@ And the controls: what is known to train wrongly must be seen here as wrong. For
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,10 @@ pytestmark = [
 
 @cache
 def stored(case: str) -> dict[str, Any]:
-    return json.loads((Path(__file__).parent / "data" / f"trl_reference_{case}.json").read_text(encoding="utf-8"))
+    found = json.loads((Path(__file__).parent / "data" / f"trl_reference_{case}.json").read_text(encoding="utf-8"))
+    told = "data/bundled_model has changed: run scripts/make_trl_reference.py again"
+    assert found["model_sha256"] == runs.trl.digest(runs.BUNDLED), told
+    return found
 
 
 def run(folder: Path, case: str, *, steps: int = 0, **changes: Any) -> dict[str, Any]:
@@ -39,6 +44,8 @@ def run(folder: Path, case: str, *, steps: int = 0, **changes: Any) -> dict[str,
     facts = runs.trl.CASES[case]
     if facts.get("lora"):
         changes |= {"model.lora_rank": runs.trl.LORA_RANK, "model.lora_alpha": runs.trl.LORA_ALPHA}
+    if "learning_rate" in facts:
+        changes["rl.learning_rate"] = facts["learning_rate"]
     if "loss_type" in facts:
         changes["rl.dpo_loss"] = facts["loss_type"]
     cfg = runs.settings(runs.BUNDLED, facts["kind"], folder, **changes)
@@ -57,13 +64,21 @@ def worst(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> float:
 
 
 def check_steps(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert worst(ours, theirs, "loss") <= LOSS
+    scale = max(1.0, theirs["steps"][0]["loss"])  # ipo begins at 25, where float32 has steps of 2e-6
+    assert worst(ours, theirs, "loss") <= LOSS * scale
     for name in ("rewards/chosen", "rewards/rejected"):
         assert worst(ours, theirs, name) <= REWARD
     for name in ("logps/chosen", "logps/rejected"):  # sums of 100 log-probs: 1e-5 of a nat in 100
         assert worst(ours, theirs, name) <= 1e-3
     for a, b in zip(ours["steps"], theirs["steps"], strict=False):
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=GRAD_NORM)
+
+
+def check_kl(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Against TRL with its sums of log-probs in float64; in float32 an answer of 500 nats is good to 3e-5 only."""
+    exact = {"steps": [{"kl": step["kl_float64"]} for step in theirs["steps"]]}
+    assert worst(ours, exact, "kl") <= KL
+    assert worst(ours, theirs, "kl") <= 10 * KL
 
 
 def check_weights(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -81,15 +96,17 @@ def test_equals_trl_under_accumulation(tmp_path: Path, case: str) -> None:
     check_steps(ours, theirs)
     check_weights(ours, theirs)
     if case.startswith("kto"):
-        assert worst(ours, theirs, "kl") <= KL
+        check_kl(ours, theirs)
 
 
 @pytest.mark.parametrize("batches", [DYNAMIC, PACKED], ids=["dynamic", "packed"])
 @pytest.mark.parametrize("case", ["dpo", "kto"])
 def test_equals_trl_in_other_batches(tmp_path: Path, case: str, batches: dict[str, Any]) -> None:
     """Rows cut by tokens instead of by count, and rows laid end to end: the numbers stay."""
-    ours, theirs = run(tmp_path, case, steps=4, verl=batches), stored(case)
+    ours, theirs = run(tmp_path, case, steps=3, verl=batches), stored(case)
     check_steps(ours, theirs)
+    if case == "kto":
+        check_kl(ours, theirs)
 
 
 def test_resume_equals_trl(tmp_path: Path) -> None:
@@ -152,3 +169,25 @@ def test_bfloat16_is_seen(tmp_path: Path) -> None:
     """Control: verl's default precision is not float32, and the numbers say so."""
     ours = run(tmp_path, "dpo", steps=3, verl=BFLOAT)
     assert worst(ours, stored("dpo"), "rewards/chosen") > 10 * REWARD
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_trl(tmp_path: Path) -> None:
+    """Two processes with gloo and sharded weights, one micro batch each, against TRL's two on one."""
+    script = Path(__file__).parent / "support" / "preference_runs.py"
+    common = [sys.executable, str(script), str(runs.BUNDLED)]
+    ranks = [
+        subprocess.Popen(
+            [*common, str(rank), "2", str(tmp_path / "store"), str(tmp_path / "out.json")],
+            stdout=subprocess.DEVNULL,
+            stderr=open(tmp_path / f"rank{rank}.log", "w"),  # noqa: SIM115  (closed with the child)
+        )
+        for rank in range(2)
+    ]
+    codes = [process.wait(timeout=300) for process in ranks]
+    assert codes == [0, 0], (tmp_path / "rank0.log").read_text()[-2000:]
+    ours = json.loads((tmp_path / "out.json").read_text())
+    check_steps(ours["dpo"], stored("dpo"))
+    check_weights(ours["dpo"], stored("dpo"))
+    check_steps(ours["kto"], stored("kto"))
+    check_kl(ours["kto"], stored("kto"))

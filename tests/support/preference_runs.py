@@ -168,8 +168,11 @@ def train(cfg: Any, kind: str, *, steps: int, **more: Any) -> tuple[Memory, dict
     return memory, before, weights_of(trainer)
 
 
-def rank_main(model: str, case: str, rank: str, world: str, store: str, out: str) -> None:
-    """One process of a run on several; rank 0 writes what was reported and the weights' fingerprint."""
+RANK_STEPS = {"dpo": 10, "kto": 4}
+
+
+def rank_main(model: str, rank: str, world: str, store: str, out: str) -> None:
+    """One process of a run on several; rank 0 writes what was reported and the weights' fingerprints."""
     import os
 
     from quickstart.trainers import environment
@@ -180,14 +183,15 @@ def rank_main(model: str, case: str, rank: str, world: str, store: str, out: str
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
-    facts = trl.CASES[case]
+    found = {}
     changes = {"rl.gradient_accumulation_steps": trl.ACCUMULATE // int(world)}
-    cfg = settings(Path(model), facts["kind"], Path(out).parent / f"rank{rank}", **changes)
-    with ready(one_device=False):
-        memory, before, after = train(cfg, facts["kind"], steps=facts["steps"])
+    for case, steps in RANK_STEPS.items():
+        cfg = settings(Path(model), case, Path(out).parent / f"rank{rank}", **changes)
+        with ready(one_device=False):
+            memory, before, after = train(cfg, case, steps=steps)
+        found[case] = {"steps": memory.updates, "weights": trl.fingerprint(before, after)}
     if rank == "0":
-        record = {"steps": memory.updates, "weights": trl.fingerprint(before, after)}
-        Path(out).write_text(json.dumps(record), encoding="utf-8")
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
