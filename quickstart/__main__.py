@@ -12,6 +12,7 @@ from quickstart.errors import EXIT_DONE, EXIT_USER
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("quickstart.run", "train; the same as python -m quickstart.run"),
     "doctor": ("quickstart.doctor.command", "look at machine, model, data and settings; start nothing"),
+    "compare": ("quickstart.compare", "several runs side by side, as a page and a picture"),
 }
 
 
