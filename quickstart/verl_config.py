@@ -155,7 +155,7 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
     micro = rl.per_device_train_batch_size
     prompts_per_update = micro * rl.gradient_accumulation_steps // generations(cfg)
     return _optimizer(cfg, f"{ACTOR}.optim", rl.learning_rate) | {
-        f"{ACTOR}.ppo_mini_batch_size": prompts_per_update,  # in prompts: verl multiplies by n (trainer_base.py:1800)
+        f"{ACTOR}.ppo_mini_batch_size": prompts_per_update,  # in prompts: verl multiplies by n (trainer_base.py:1830)
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
         f"{REFERENCE}.log_prob_micro_batch_size_per_gpu": micro,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
@@ -169,8 +169,6 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
         f"{ACTOR}.kl_loss_type": rl.kl_estimator,
         f"{ACTOR}.data_loader_seed": cfg.training.seed,
         f"{ACTOR}.use_torch_compile": False,  # compiling costs more than a short run
-        # what the optimal-token-baseline estimators weigh tokens by (core_algos.py:828)
-        f"{ACTOR}.calculate_sum_pi_squared": rl.rl_type.endswith("optimal_token_baseline"),
     }
 
 

@@ -319,7 +319,8 @@ class TestFaults:
             ("rl.reward=function:nothere.py:score", "no such file"),
             ("rl.reward=model", "reward_model_name_or_path"),
             ("rl.rl_type=remax", "greedy"),
-            ("rl.rl_type=gdpo", "gdpo_reward_keys"),
+            ("rl.rl_type=gdpo", "one reward an answer"),
+            ("rl.rl_type=optimal_token_baseline", "sum_pi_squared"),
             ("training.eval_steps=5", "eval_file"),
         ],
     )
@@ -334,13 +335,13 @@ class TestCrossFieldRules:
     def settings(self, here, *overrides):
         return load(here, "", *overrides)
 
-    @pytest.mark.parametrize("rl_type", [t for t in GROUP_TYPES if t != "gdpo"])
+    @pytest.mark.parametrize("rl_type", [t for t in GROUP_TYPES if t not in rules.NOT_IN_V1])
     def test_group_methods_need_groups(self, here, rl_type):
         fault = only_fault(load, here, "", f"rl.rl_type={rl_type}", "rl.num_generations=1")
         assert "raw reward" in fault.rule
         assert config.generations(load(here, "", f"rl.rl_type={rl_type}")) == 4
 
-    @pytest.mark.parametrize("rl_type", [t for t in RL_TYPES if t not in ("remax", "gdpo")])
+    @pytest.mark.parametrize("rl_type", [t for t in RL_TYPES if t not in rules.NOT_IN_V1])
     def test_every_algorithm_has_legal_defaults(self, here, rl_type):
         assert config.resolve(load(here, "", f"rl.rl_type={rl_type}"), CPU).cfg.rl.rl_type == rl_type
 
