@@ -5,6 +5,7 @@ Nothing heavy is imported before a test asks for it. Helper modules are in tests
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -70,13 +71,12 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def process_variables() -> Iterator[None]:
+def process_variables() -> None:
     """What verl's workers expect of a process that is a whole run."""
     from quickstart.trainers import environment
 
     environment.set_variables("cpu")
     environment.set_threads(2)
-    yield
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +87,21 @@ def command_line() -> Iterator[Any]:
     server = warm.Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_job(tmp_path_factory: pytest.TempPathFactory, tiny_tied: Path) -> list[str]:
+    """Settings for the command line: four PPO steps of 8 sums with a tiny model, a fraction of a second each."""
+    rows = tmp_path_factory.mktemp("job") / "rows.jsonl"
+    lines = [json.dumps(row) for row in tiny_models.arithmetic_rows(40) if row["chosen"] != row["rejected"]]
+    rows.write_text("\n".join(lines), encoding="utf-8")
+    return [
+        "training.device=cpu",
+        f"model.model_name_or_path={tiny_tied}",
+        f"data.train_file={rows}",
+        "data.max_response_length=8",
+        "rl.rollout_batch_size=8",
+        "rl.per_device_train_batch_size=8",
+        "training.max_steps=4",
+        "training.num_threads=1",
+    ]

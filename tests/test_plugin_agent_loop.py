@@ -57,7 +57,7 @@ class TestRewardErrors:
             raise ValueError(f"call {reward_probe.CALLS}")
 
         reward(behave)
-        with pytest.raises(ValueError, match="call 1$"):
+        with pytest.raises(ValueError, match=r"call 1$"):
             train()
 
     def test_ctrl_c_inside_a_reward_ends_the_run_at_once(self, reward, train):

@@ -97,7 +97,9 @@ class TestLogProbs:
         sampling = [Sampling(temperature=1.3, max_new_tokens=12, **filters)] * len(PROMPTS)
         answers = make().generate(PROMPTS, sampling)
         assert_fresh(model, PROMPTS, sampling, answers)
-        unfiltered = fresh_log_probs(model, PROMPTS[0], answers[0].token_ids, Sampling(temperature=1.3, max_new_tokens=12))
+        unfiltered = fresh_log_probs(
+            model, PROMPTS[0], answers[0].token_ids, Sampling(temperature=1.3, max_new_tokens=12)
+        )
         assert all(a > b + 0.01 for a, b in zip(answers[0].log_probs, unfiltered, strict=True))
 
     def test_each_request_has_its_own_settings(self, make, model):
@@ -255,6 +257,20 @@ class TestDraws:
         generator, sampling = tied(), [Sampling(max_new_tokens=10)]
         first, second = (generator.generate([PROMPTS[0]], sampling)[0].token_ids for _ in range(2))
         assert first != second
+
+    def test_after_begin_earlier_draws_do_not_matter(self, make):
+        sampling = [Sampling(max_new_tokens=6)] * len(PROMPTS)
+
+        def drawn(*numbers, before, seed=0):
+            generator = make(seed=seed)
+            for _ in range(before):
+                generator.generate(PROMPTS, sampling)
+            generator.begin(*numbers)
+            return [a.token_ids for a in generator.generate(PROMPTS, sampling)]
+
+        assert drawn(3, 0, before=0) == drawn(3, 0, before=2)
+        different = [drawn(3, 0, before=0), drawn(3, 1, before=0), drawn(4, 0, before=0), drawn(3, 0, before=0, seed=1)]
+        assert all(a != b for a, b in itertools.combinations(different, 2))
 
     def test_draws_leave_torchs_own_generator_alone(self, tied):
         before = torch.get_rng_state()

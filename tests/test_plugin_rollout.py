@@ -197,7 +197,9 @@ class TestRequests:
             assert answer.token_ids == ask(ready, (prompt, GREEDY))[0].token_ids
 
     def test_each_request_keeps_its_settings(self, ready):
-        greedy, sampled, short = ask(ready, (PROMPT, GREEDY), (PROMPT, {"temperature": 5.0}), (PROMPT, {"max_tokens": 2}))
+        greedy, sampled, short = ask(
+            ready, (PROMPT, GREEDY), (PROMPT, {"temperature": 5.0}), (PROMPT, {"max_tokens": 2})
+        )
         assert greedy.token_ids == ask(ready, (PROMPT, GREEDY))[0].token_ids != sampled.token_ids
         assert len(short.token_ids) <= 2
 
@@ -205,7 +207,9 @@ class TestRequests:
         (answer,) = ask(ready, (PROMPT, GREEDY))
         assert answer.stop_reason == "completed"
         assert len(answer.log_probs) == len(answer.token_ids) == 8
-        versions = {name: answer.extra_fields[name] for name in ("global_steps", "min_global_steps", "max_global_steps")}
+        versions = {
+            name: answer.extra_fields[name] for name in ("global_steps", "min_global_steps", "max_global_steps")
+        }
         assert set(versions.values()) == {3}
         assert answer.extra_fields["finish_reason"] == "length"
 
@@ -226,6 +230,23 @@ class TestRequests:
     def test_images_are_refused(self, ready):
         with pytest.raises(AssertionError, match="text models only"):
             asyncio.run(ready.generate("a", prompt_ids=PROMPT, sampling_params={}, image_data=["x"]))
+
+
+class TestDraws:
+    def test_follow_from_the_step_and_go_on_within_it(self, ready):
+        def drawn(*numbers):
+            ready.begin(*numbers)
+            return ask(ready, (PROMPT, {}))[0].token_ids
+
+        first, more = drawn(1, 0), drawn(1, 0)
+        other = drawn(1, 1)
+        assert first != more
+        assert other not in (first, more)
+        assert drawn(1, 0) == first
+
+    def test_begin_comes_after_the_first_weights(self, tiny_tied):
+        with pytest.raises(AssertionError, match="no weights yet"):
+            make(tiny_tied).begin(1, 0)
 
 
 class TestErrors:
@@ -299,7 +320,14 @@ class TestReadSampling:
 class TestStopTokens:
     @pytest.mark.parametrize(
         ("tokenizer", "model", "wanted"),
-        [(1, None, [1]), (1, 2, [1, 2]), (1, [2, 3], [1, 2, 3]), (None, 2, [2]), (1, "no config", [1]), (None, None, [])],
+        [
+            (1, None, [1]),
+            (1, 2, [1, 2]),
+            (1, [2, 3], [1, 2, 3]),
+            (None, 2, [2]),
+            (1, "no config", [1]),
+            (None, None, []),
+        ],
     )
     def test_tokenizers_and_models(self, tokenizer, model, wanted):
         config = None if model == "no config" else types.SimpleNamespace(eos_token_id=model)

@@ -18,17 +18,17 @@ def fit_shims(monkeypatch):
     """What `ppo.fit` replaces, caught before it does."""
     caught = []
 
-    class Caught(Exception):
+    class CaughtError(Exception):
         pass
 
     def catch(given):
         caught.extend(given)
-        raise Caught
+        raise CaughtError
 
     monkeypatch.setattr(ppo, "replace_names", catch)
     trainer = ppo.LocalPPOTrainer.__new__(ppo.LocalPPOTrainer)
     trainer._run = None
-    with pytest.raises(Caught):
+    with pytest.raises(CaughtError):
         ppo.fit(trainer)
     return caught
 
@@ -287,11 +287,19 @@ class TestInstall:
     @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
     def test_in_process_restores_every_name_after_an_error(self, error):
         before = self.names()
-        with pytest.raises(type(error)), local.in_process() as run:
-            assert any(a is not b for a, b in zip(before, self.names(), strict=True))
-            raise error
+        inside, runs = [], []
+
+        def fails():
+            with local.in_process() as run:
+                runs.append(run)
+                inside.extend(self.names())
+                raise error
+
+        with pytest.raises(type(error)):
+            fails()
+        assert sum(a is not b for a, b in zip(before, inside, strict=True)) == len(runs[0].stand_ins())
         assert all(a is b for a, b in zip(before, self.names(), strict=True))
-        assert run.loop.loop.is_closed()
+        assert runs[0].loop.loop.is_closed()
 
     def test_another_verl_is_refused_with_one_message(self, monkeypatch):
         monkeypatch.setattr(metadata, "version", lambda package: "0.9.2")

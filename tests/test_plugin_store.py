@@ -155,7 +155,9 @@ class TestProperties:
         cut = data.draw(st.integers(0, len(keys)))
         for part in (keys[:cut], keys[cut:]):
             if part:
-                columns = {name: join_column([rows[key][name] for key in part]) for name in ("jagged", "scalar", "object")}
+                columns = {
+                    name: join_column([rows[key][name] for key in part]) for name in ("jagged", "scalar", "object")
+                }
                 store.kv_batch_put(part, "train", TensorDict(columns, batch_size=len(part)))
         order = data.draw(st.permutations(keys))
         got = store.kv_batch_get(order, "train")
@@ -203,4 +205,4 @@ class TestAgainstVerl:
 
     def test_what_it_lacks_is_an_error(self):
         with pytest.raises(AttributeError):
-            MemoryStore().kv_batch_get_by_meta
+            _ = MemoryStore().kv_batch_get_by_meta

@@ -86,16 +86,30 @@ class Recording:
         self.checkpoints[step] = path
 
 
-def run(config: Any, *, seed: int = 1, stop: Callable[[], bool] = lambda: False) -> Recording:
-    """Train on the local backend, seeded, with the CPU shims in place for as long as it takes."""
+def run(
+    config: Any,
+    *,
+    seed: int = 1,
+    stop: Callable[[], bool] = lambda: False,
+    before: Callable[[Any], None] | None = None,
+    record: Recording | None = None,
+) -> Recording:
+    """Train on the local backend, seeded, with the CPU shims in place for as long as it takes.
+
+    Args:
+        before: called with the trainer, once its models are loaded.
+        record: where to keep what is told, for runs that end with an error.
+    """
     from quickstart.plugin import shims
     from quickstart.trainers import environment, ppo
 
     environment.seed_everything(seed)
-    record = Recording()
+    record = record or Recording()
     undo = shims.install("cpu")
     try:
         with environment.process_group(), ppo.local_trainer(config, record, stop) as trainer:
+            if before is not None:
+                before(trainer)
             ppo.fit(trainer)
             module = trainer._run.actor.worker.actor.engine.module
             record.weights = {name: value.detach().clone() for name, value in module.state_dict().items()}

@@ -24,6 +24,8 @@ PROMPT_ROWS, EVALUATION_ROWS = 24, 4
 SORTER = Path(__file__).with_name("sorted_buffer.py")
 RESPONSE = 16
 
+# Weights visibly move in 4 steps; rounding errors of another processor's instructions do not grow to the tolerance.
+RATES = {"learning_rate": 3e-4, "critic_learning_rate": 3e-4}
 # gradient norms, losses and entropies of the same size as in real runs; every switch that has code of its own
 CASES: dict[str, dict[str, Any]] = {
     # GAE, critic, reference; adaptive KL in the reward; log-probs recomputed; validation
@@ -99,17 +101,20 @@ class Files:
         return {name: tiny_models.weights_sha256(vars(self)[name]) for name in ("policy", "critic")}
 
 
-def configuration(name: str, files: Files, work: Path) -> Any:
-    """verl's configuration of a case, the same for both sides."""
+def configuration(name: str, files: Files, work: Path, verl: dict[str, Any] | None = None) -> Any:
+    """verl's configuration of a case, the same for both sides. `verl`: keys for a control that must fail."""
     case = CASES[name]
     cfg = local_runs.settings(
         files.policy,
         model={"critic_model_name_or_path": str(files.critic)},
         data={"max_response_length": RESPONSE, "eval_file": str(files.evaluation)},
-        rl=case["rl"],
+        rl=RATES | case["rl"],
         training=case.get("training", {}),
-        verl={"trainer.v1.sampler.custom_sampler.path": str(SORTER)}
-        | {"trainer.v1.sampler.custom_sampler.name": "SortedBuffer"},
+        verl={
+            "trainer.v1.sampler.custom_sampler.path": str(SORTER),
+            "trainer.v1.sampler.custom_sampler.name": "SortedBuffer",
+            **(verl or {}),
+        },
     )
     return local_runs.verl_config_of(cfg, files.train, work, steps=STEPS, evaluation=files.evaluation)
 

@@ -70,7 +70,7 @@ def _config(kind: Kind, eos: int, **changes: Any) -> Any:
 
 
 def save_policy(folder: Path, kind: Kind = "qwen2_tied", seed: int = 1, **changes: Any) -> Path:
-    """A causal language model with its tokenizer, as a folder that from_pretrained reads. `changes` go to its config."""
+    """A causal language model with its tokenizer, as a folder for from_pretrained. `changes` go to its config."""
     from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
     tokenizer = make_tokenizer()
