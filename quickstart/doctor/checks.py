@@ -24,9 +24,9 @@ from quickstart.doctor import (
 )
 from quickstart.doctor.facts import CRITIC, POLICY, REWARD, TOKENIZER, Facts
 from quickstart.doctor.finding import Finding, note, ok
-from quickstart.doctor.memory import FLOAT
 from quickstart.doctor.parameters import millions
 from quickstart.doctor.running import Check
+from quickstart.doctor.sizes import FLOAT
 from quickstart.doctor.tokens import judge_positions, judge_template, judge_tokens
 from quickstart.outputs import MIN_FREE_BYTES
 from quickstart.outputs import check as check_output

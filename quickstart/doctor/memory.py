@@ -25,20 +25,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, REFERENCE_PREFERENCE_TYPES, RunConfig
-from quickstart.config import kl_place, samples_per_step
+from quickstart.config import kl_place
 from quickstart.doctor.parameters import ModelShape
+from quickstart.doctor.sizes import FLOAT, Sizes, activations, sizes_of
 
 Phase = Literal["rollout", "log-probs", "critic update", "actor update", "save"]
 Place = Literal["device", "host"]
 PHASES: tuple[Phase, ...] = ("rollout", "log-probs", "critic update", "actor update", "save")
 
-FLOAT = 4
 ADAM = 8  # two float32 moments
 # Bytes for each (token of a micro batch) x (entry of the vocabulary), by bytes of the compute dtype: logits, their copy
 # without padding, log-softmax in float32; then in the update its gradients, in log-probs entropy's softmax and product.
 LOGITS: dict[Phase, dict[int, int]] = {"log-probs": {4: 12, 2: 14}, "actor update": {4: 16, 2: 16}}
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
-ENGINE_ROWS = 256  # answers generated at a time (verl's rollout.max_num_seqs)
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
 DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
 RESERVE = 0.1  # share of a GPU kept free for what the plan does not see (fragmentation, graphs)
@@ -83,50 +82,6 @@ class MemoryPlan:
                 for phase in self.phases:
                     row[phase] += item.size if item.where.get(phase) == place else 0
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What the settings make of a model: pure numbers."""
-
-    shape: ModelShape
-    critic_parameters: int
-    reward_parameters: int
-    compute: int  # bytes of the compute dtype
-    rows: int  # sequences of one forward and backward
-    prompt: int  # tokens of the longest prompt
-    tokens: int  # of the longest sequence
-    answers: int  # generated at a time
-    trainable: int  # parameters of the policy that get gradients
-    checkpointing: bool
-
-
-def lora_parameters(shape: ModelShape, rank: int) -> int:
-    """Adapters on all linear layers of a decoder: rank x (in + out) each."""
-    wide, inner = shape.heads * shape.head_dim, shape.intermediate
-    narrow = shape.kv_heads * shape.head_dim
-    return rank * shape.layers * (7 * shape.hidden + 2 * wide + 2 * narrow + 3 * inner)
-
-
-def sizes_of(
-    cfg: RunConfig, shape: ModelShape, critic: ModelShape | None, reward: int, longest_prompt: int | None
-) -> Sizes:
-    """The numbers behind the plan."""
-    prompt = min(cfg.data.max_prompt_length, longest_prompt or cfg.data.max_prompt_length)
-    per_row = 2 if cfg.rl.rl_type in ("dpo", "simpo", "orpo") else 1  # a pair is two sequences
-    body = (critic or shape).body_parameters + (critic or shape).hidden + 1
-    return Sizes(
-        shape=shape,
-        critic_parameters=body if cfg.rl.rl_type in CRITIC_TYPES else 0,
-        reward_parameters=reward,
-        compute=4 if cfg.model.torch_dtype == "float32" else 2,
-        rows=cfg.rl.per_device_train_batch_size * per_row,
-        prompt=prompt,
-        tokens=prompt + cfg.data.max_response_length,
-        answers=min(samples_per_step(cfg), ENGINE_ROWS),
-        trainable=lora_parameters(shape, cfg.model.lora_rank) if cfg.model.lora_rank else shape.parameters,
-        checkpointing=bool(cfg.model.gradient_checkpointing),
-    )
 
 
 def memory_plan(
@@ -208,10 +163,25 @@ def actor(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]
             where=spread(phases, rests, busy_in("actor update")),
         ),
     ]
+    if cfg.model.lora_rank:
+        items += merging(cfg, sizes, phases)
     if "save" in phases:
         size = copies * FLOAT * sizes.shape.parameters
         items.append(Item(role="actor", kind="copy for the checkpoint", size=size, where={"save": "host"}))
     return items
+
+
+def merging(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """To hand out merged weights verl keeps the base weights aside (fsdp_utils.py:963), and a checkpoint copies them.
+
+    On a CPU the heap keeps room that is free again, and a measured peak has these copies on top of every phase.
+    """
+    size = FLOAT * sizes.shape.parameters
+    if cfg.training.device == "cpu":
+        return [Item(role="actor", kind="copies for merging adapters", size=2 * size, where=spread(phases, "host"))]
+    lent = busy_in(*(phase for phase in ("rollout", "save") if phase in phases))
+    items = [Item(role="actor", kind="base weights set aside", size=size, where=lent)]
+    return items + [Item(role="actor", kind="merged weights", size=size, where=busy_in("save"))] * ("save" in phases)
 
 
 def critic_items(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
@@ -275,17 +245,3 @@ def forward(cfg: RunConfig, sizes: Sizes) -> list[Item]:
         where = busy_in(*(p for p in ("actor update", "log-probs") if p in phases_of(cfg)))
         items.append(Item(role="actor", kind="weights in half precision", size=size, where=where))
     return items
-
-
-def activations(sizes: Sizes) -> int:
-    """Bytes kept for one backward pass: see the module's text."""
-    shape = sizes.shape
-    wide = shape.heads * shape.head_dim
-    if sizes.compute == FLOAT:
-        layer = 24 * shape.hidden + 20 * wide + 16 * shape.intermediate
-    else:
-        layer = 20 * shape.hidden + 10 * wide + 8 * shape.intermediate
-    spots = sizes.rows * sizes.tokens
-    if sizes.checkpointing:
-        return spots * (shape.layers * FLOAT * shape.hidden + layer)
-    return spots * shape.layers * layer
