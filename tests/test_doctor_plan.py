@@ -100,7 +100,12 @@ def test_fewer_rows_than_a_step_takes(rl_type: str, field: str) -> None:
 
 def test_full_ppo_of_half_a_billion_by_hand() -> None:
     """Weights 4 P, Adam 8 P, gradients 4 P; the reference 4 P and the engine's copy 2 P, in bytes."""
-    cfg = settings(probe=CARD, rl_type="ppo", data={"max_prompt_length": 256, "max_response_length": 128})
+    cfg = settings(
+        probe=CARD,
+        rl_type="ppo",
+        gradient_accumulation_steps=5,
+        data={"max_prompt_length": 256, "max_response_length": 128},
+    )
     items = {(i.role, i.kind): i for i in memory_plan(cfg, HALF_B).items}
     parameters, value_model = 494_032_768, 494_032_768 + 896 + 1
     assert items["actor", "weights"].size == 4 * parameters
@@ -115,6 +120,18 @@ def test_full_ppo_of_half_a_billion_by_hand() -> None:
     assert items["actor", "activations"].size == spots * 24 * layer
     cache = 2 * 24 * 2 * 64 * 20 * 384 * 2
     assert items["rollout engine", "KV cache"].size == cache + cache // 24
+
+
+def test_gradients_of_a_single_pass_come_as_activations_go() -> None:
+    data = {"max_prompt_length": 256, "max_response_length": 128}
+    one = {(i.role, i.kind): i.size for i in memory_plan(settings(rl_type="ppo", data=data), HALF_B).items}
+    assert one["actor", "gradients"] == 4 * 151_936 * 896  # the output head's: activations and logits are larger
+    assert one["critic", "gradients"] == 0
+    short = {"max_prompt_length": 1, "max_response_length": 1}
+    tiny = settings(rl_type="ppo", data=short, per_device_train_batch_size=1, rollout_batch_size=1)
+    none = {(i.role, i.kind): i.size for i in memory_plan(tiny, HALF_B).items}
+    passing = none["actor", "activations"] + 2 * 151_936 * 14
+    assert none["actor", "gradients"] == 4 * 494_032_768 - passing
 
 
 def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer_in_full() -> None:
