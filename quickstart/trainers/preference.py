@@ -19,10 +19,11 @@ import torch
 
 from quickstart import verl_config
 from quickstart.arguments import RunConfig
+from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin import shims
 from quickstart.plugin.training import Policy
 from quickstart.trainers import environment
-from quickstart.trainers.export import MODEL_FOLDER, export_model
+from quickstart.trainers.export import export_model
 from quickstart.trainers.preference_batches import Encoded, TokenRow, steps_of
 from quickstart.trainers.preference_data import PreferenceData
 from quickstart.trainers.preference_objective import averages
@@ -63,7 +64,7 @@ def run_preference(
         StopRequested, RunError: see :meth:`PreferenceTrainer.fit`.
     """
     keys = verl_config.translate_preference(cfg, chat_template=chat_template, steps=steps)
-    whole = verl_config.compose(keys, cfg.verl)
+    whole = verl_config.compose_preference(keys, cfg.verl)
     undo = shims.install(str(cfg.training.device))
     environment.seed_everything(cfg.training.seed)
     try:

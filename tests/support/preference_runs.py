@@ -136,7 +136,7 @@ def build(cfg: Any, rows: list[Any], evaluation: list[Any] = (), *, steps: int, 
     tokenizer = AutoTokenizer.from_pretrained(cfg.model.model_name_or_path)
     data = encode(cfg, tokenizer, rows, evaluation, 1024)
     keys = verl_config.translate_preference(cfg, chat_template=None, steps=steps)
-    policy = Policy(verl_config.compose(keys, cfg.verl), data.objective, data.objective.group)
+    policy = Policy(verl_config.compose_preference(keys, cfg.verl), data.objective, data.objective.group)
     if more.pop("fill", False):
         trl.fill_adapters([(n, w) for n, w in policy.module.named_parameters() if "lora_" in n])
     folder = Path(cfg.training.output_dir)
