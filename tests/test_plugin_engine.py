@@ -180,6 +180,18 @@ class TestStopping:
         (answer,) = make(stop_token_ids=first).generate(PROMPTS[:1], [how])
         assert (answer.token_ids, answer.finish_reason) == (first, "stop")
 
+    def test_a_row_stops_within_its_limit_or_not_at_all(self, make):
+        """It may stay in the batch after its limit, and what is drawn there does not count."""
+        limits, stops = [1 + i % 12 for i in range(36)], list(range(0, 264, 8))
+        sampling = [Sampling(temperature=2.0, max_new_tokens=n) for n in limits]
+        answers = make(stop_token_ids=stops).generate([[5, i] for i in range(36)], sampling)
+        for limit, answer in zip(limits, answers, strict=True):
+            ended = [token in stops for token in answer.token_ids]
+            assert not any(ended[:-1])
+            assert answer.finish_reason == ("stop" if ended[-1] else "length")
+            assert len(ended) == limit or (ended[-1] and len(ended) < limit)
+        assert {a.finish_reason for a in answers} == {"stop", "length"}
+
     def test_one_token(self, make):
         (answer,) = make(stop_token_ids=[NEVER]).generate([[7, 8]], [Sampling(max_new_tokens=1)])
         assert len(answer.token_ids) == len(answer.log_probs) == 1
@@ -345,6 +357,10 @@ class TestFilter:
         theirs = TopPLogitsWarper(top_p)(None, scores)
         ours = filter_logits(scores, torch.tensor([[len(logits)]]), torch.tensor([[top_p]]))
         assert torch.equal(ours, theirs)
+
+    def test_a_mass_that_is_reached_exactly_is_enough(self):
+        out = filter_logits(torch.zeros(1, 4), torch.tensor([[4]]), torch.tensor([[0.5]]))
+        assert torch.isfinite(out).sum() == 2
 
     def test_each_row_has_its_own_filter(self):
         scores = torch.tensor([[3.0, 2.0, 1.0]] * 3)

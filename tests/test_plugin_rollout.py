@@ -46,7 +46,7 @@ def ask(rollout, *requests):
 
     async def together():
         calls = [rollout.generate(str(i), prompt_ids=p, sampling_params=s) for i, (p, s) in enumerate(requests)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), timeout=60)
 
     return asyncio.run(together())
 
