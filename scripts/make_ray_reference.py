@@ -1,6 +1,6 @@
 """Make the reference numbers of the parity test: stock verl on Ray, on a CPU, for the cases of tests/support/ray_case.
 
-    python scripts/make_ray_reference.py            # all cases, about a minute each on 2 idle cores
+    python scripts/make_ray_reference.py            # all cases, 75 to 100 s each on 2 cores
     python scripts/make_ray_reference.py grpo       # one
 
 Writes tests/data/ray_reference_<case>.json: versions, weight hashes, and all metrics of every step. Needed again only
