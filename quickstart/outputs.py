@@ -31,6 +31,7 @@ ROLLOUTS = "rollouts"
 TRAINER_STATE = "trainer_state.json"
 TENSORBOARD = "runs"
 CHECKPOINTS = "checkpoints"
+MODEL_FOLDER = "model"  # in a checkpoint, beside verl's own folders: what from_pretrained loads
 LOGS = "logs"
 LOG = "run.log"
 VERIFY = "verify.json"

@@ -277,9 +277,7 @@ def report_lengths(tokenizer: Qwen2Tokenizer, rows: list[dict[str, str]]) -> Non
     prompts = [prompt_text(tokenizer, row["prompt"]) for row in rows]
     print(describe("tokens of a prompt", [len(tokenizer(prompt).input_ids) for prompt in prompts]))
     for key in ("chosen", "rejected"):
-        print(
-            describe(f"tokens of a {key} answer", [len(tokenizer(row[key] + END).input_ids) for row in rows])
-        )
+        print(describe(f"tokens of a {key} answer", [len(tokenizer(row[key] + END).input_ids) for row in rows]))
 
 
 def report_answers(model: Any, tokenizer: Qwen2Tokenizer, rows: list[dict[str, str]], count: int = 8) -> None:

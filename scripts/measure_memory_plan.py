@@ -31,6 +31,8 @@ HALF_WIDTH = {"hidden_size": 448, "intermediate_size": 2432, "num_hidden_layers"
 HALF_WIDTH |= {"num_key_value_heads": 1, "vocab_size": 151936}
 WIDE = {"hidden_size": 448, "intermediate_size": 2432, "num_hidden_layers": 12, "num_attention_heads": 7}
 WIDE |= {"num_key_value_heads": 1, "vocab_size": 20000}
+MIDDLE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 5}
+MIDDLE |= {"num_key_value_heads": 1, "vocab_size": 32000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,17 @@ CASES = (
         settings=("rl.rl_type=grpo", "rl.per_device_train_batch_size=8", "model.lora_rank=16"),
     ),
     Case(name="wide-dpo", model=WIDE, settings=("rl.rl_type=dpo", "rl.per_device_train_batch_size=4")),
+    # The constants of the plan were adjusted to the cases above and to half-width-ppo; these two were not looked at.
+    Case(
+        name="middle-ppo-accumulation",
+        model=MIDDLE,
+        settings=("rl.rl_type=ppo", "rl.per_device_train_batch_size=4", "rl.gradient_accumulation_steps=4"),
+    ),
+    Case(
+        name="middle-grpo-no-reference",
+        model=MIDDLE,
+        settings=("rl.rl_type=grpo", "rl.per_device_train_batch_size=8", "rl.kl_placement=none"),
+    ),
     Case(name="half-width-ppo", model=HALF_WIDTH, settings=("rl.rl_type=ppo", "rl.per_device_train_batch_size=2")),
     Case(name="half-width-grpo", model=HALF_WIDTH, settings=("rl.rl_type=grpo", "rl.per_device_train_batch_size=4")),
 )

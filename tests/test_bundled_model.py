@@ -84,15 +84,11 @@ def test_sample_prompts_and_answers_fit_the_lengths_of_the_cpu_profile(tokenizer
             [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True, return_dict=False
         )
         assert len(prompt) <= 64, row["prompt"]
-        assert max(len(tokenizer(row[key])["input_ids"]) for key in ("chosen", "rejected")) <= 72, row[
-            "prompt"
-        ]
+        assert max(len(tokenizer(row[key])["input_ids"]) for key in ("chosen", "rejected")) <= 72, row["prompt"]
 
 
 def test_greedy_answers_are_in_the_language_of_the_row_and_come_to_an_end(model, tokenizer):
-    rows = [
-        json.loads(line) for line in (DATA / "sample_100.jsonl").read_text(encoding="utf-8").splitlines()
-    ][:8]
+    rows = [json.loads(line) for line in (DATA / "sample_100.jsonl").read_text(encoding="utf-8").splitlines()][:8]
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": row["prompt"]}], tokenize=False, add_generation_prompt=True

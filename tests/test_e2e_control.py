@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 import results
-import tiny_models
 import warm
 
 pytestmark = pytest.mark.slow
 
-STEPS = 4
+STEPS = 4  # of tiny_job
 # Answers count from 1 over the whole run; rows are trained on 8 at a time.
 REWARD = """
 import time
@@ -39,26 +38,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Settings of a run whose steps take a fraction of a second."""
-    folder = tmp_path_factory.mktemp("tiny")
-    policy = tiny_models.save_policy(folder / "policy")
-    rows = folder / "rows.jsonl"
-    lines = [json.dumps(row) for row in tiny_models.arithmetic_rows(40) if row["chosen"] != row["rejected"]]
-    rows.write_text("\n".join(lines), encoding="utf-8")
-    return [
-        "training.device=cpu",
-        f"model.model_name_or_path={policy}",
-        f"data.train_file={rows}",
-        "data.max_response_length=8",
-        "rl.rollout_batch_size=8",
-        "rl.per_device_train_batch_size=8",
-        f"training.max_steps={STEPS}",
-        "training.num_threads=1",
-    ]
-
-
 def reward(folder: Path, action: str) -> str:
     """The setting for a reward that does something on the way."""
     file = folder / "my_reward.py"
@@ -70,16 +49,16 @@ SLOWLY = "time.sleep(0.05)"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny: list[str], command_line: warm.Server, tmp_path_factory: pytest.TempPathFactory) -> warm.Run:
+def undisturbed(tiny_job: list[str], command_line: warm.Server, tmp_path_factory: pytest.TempPathFactory) -> warm.Run:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return command_line.run([*tiny, reward(folder, "pass"), "training.save_steps=2"], folder)
+    return command_line.run([*tiny_job, reward(folder, "pass"), "training.save_steps=2"], folder)
 
 
 @pytest.fixture(scope="module")
-def interrupted(tiny: list[str], command_line: warm.Server, tmp_path_factory: pytest.TempPathFactory) -> warm.Run:
+def interrupted(tiny_job: list[str], command_line: warm.Server, tmp_path_factory: pytest.TempPathFactory) -> warm.Run:
     """Ctrl-C in the second step; what it had written then is kept apart, since a test resumes the run."""
     folder = tmp_path_factory.mktemp("interrupted")
-    run = command_line.start([*tiny, reward(folder, SLOWLY)], folder)
+    run = command_line.start([*tiny_job, reward(folder, SLOWLY)], folder)
     run.says("Step 1: PPO update done")
     run.interrupt()
     assert run.wait() == 130
@@ -90,8 +69,8 @@ def interrupted(tiny: list[str], command_line: warm.Server, tmp_path_factory: py
 
 
 @pytest.fixture(scope="module")
-def resumed(tiny: list[str], command_line: warm.Server, interrupted: warm.Run) -> warm.Run:
-    arguments = [*tiny, reward(interrupted.folder, "pass"), "training.resume_from_checkpoint=latest"]
+def resumed(tiny_job: list[str], command_line: warm.Server, interrupted: warm.Run) -> warm.Run:
+    arguments = [*tiny_job, reward(interrupted.folder, "pass"), "training.resume_from_checkpoint=latest"]
     return command_line.run(arguments, interrupted.folder)
 
 
@@ -111,8 +90,8 @@ class TestCtrlC:
         assert state["global_step"] == done
         assert len(state["log_history"]) == done
 
-    def test_twice_stops_at_once(self, tiny, command_line, tmp_path):
-        run = command_line.start([*tiny, reward(tmp_path, "print('long', flush=True); time.sleep(60)")], tmp_path)
+    def test_twice_stops_at_once(self, tiny_job, command_line, tmp_path):
+        run = command_line.start([*tiny_job, reward(tmp_path, "print('long', flush=True); time.sleep(60)")], tmp_path)
         run.says("long")
         run.interrupt()
         run.says("Stopping after this step")
@@ -124,10 +103,10 @@ class TestCtrlC:
         assert "interrupted; what was finished is kept" in run.stderr
         assert "Traceback" not in run.stdout + run.stderr
 
-    def test_before_the_start_nothing_is_touched(self, tiny, command_line, tmp_path):
+    def test_before_the_start_nothing_is_touched(self, tiny_job, command_line, tmp_path):
         file = tmp_path / "slow.py"
         file.write_text("import time\nfrom pathlib import Path\nPath('here').touch()\ntime.sleep(60)\n")
-        run = command_line.start([*tiny, f"rl.reward=function:{file}:compute_score"], tmp_path)
+        run = command_line.start([*tiny_job, f"rl.reward=function:{file}:compute_score"], tmp_path)
         run.until(lambda: (tmp_path / "here").exists() or run.ended)
         run.interrupt()
         assert run.wait() == 130
@@ -159,16 +138,16 @@ class TestResume:
 
 
 class TestUserCode:
-    def test_print_reaches_the_terminal(self, tiny, command_line, tmp_path):
+    def test_print_reaches_the_terminal(self, tiny_job, command_line, tmp_path):
         action = "print('answer', answers) if answers <= 2 else None"
-        run = command_line.run([*tiny, reward(tmp_path, action), "training.max_steps=1"], tmp_path)
+        run = command_line.run([*tiny_job, reward(tmp_path, action), "training.max_steps=1"], tmp_path)
         assert "answer 1\n" in run.stdout
         assert "answer 2\n" in run.stdout
 
-    def test_a_breakpoint_stops_in_the_users_file(self, tiny, command_line, tmp_path):
+    def test_a_breakpoint_stops_in_the_users_file(self, tiny_job, command_line, tmp_path):
         keyboard, screen = pty.openpty()
         action = "breakpoint() if answers == 1 else None"
-        arguments = [*tiny, reward(tmp_path, action), "training.max_steps=1"]
+        arguments = [*tiny_job, reward(tmp_path, action), "training.max_steps=1"]
         run = command_line.start(arguments, tmp_path, terminal=os.ttyname(screen))
         text = read_until(keyboard, run, "(Pdb)")
         assert "my_reward.py" in text
@@ -204,9 +183,11 @@ FAILURES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 class TestFailingReward:
     @pytest.fixture(params=FAILURES)
-    def failed(self, request: Any, tiny: list[str], command_line: warm.Server, tmp_path: Path) -> tuple[warm.Run, str]:
+    def failed(
+        self, request: Any, tiny_job: list[str], command_line: warm.Server, tmp_path: Path
+    ) -> tuple[warm.Run, str]:
         action, _ = FAILURES[request.param]
-        return command_line.run([*tiny, reward(tmp_path, action)], tmp_path, code=2), request.param
+        return command_line.run([*tiny_job, reward(tmp_path, action)], tmp_path, code=2), request.param
 
     def test_the_run_stops_says_why_and_is_kept(self, failed):
         run, name = failed

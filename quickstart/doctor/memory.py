@@ -11,9 +11,10 @@ the weights in the compute dtype. All numbers are bytes. They assume that every 
     logits         of one micro batch: see LOGITS
     KV cache       2 x layers x key-value heads x head size x tokens x compute dtype, all answers of a step
 
-Error against measured peaks: -3 % to +10 % of the resident memory of whole processes on a CPU, over 8 runs of 1.2 to
-5.3 GB (scripts/measure_memory_plan.py: PPO, GRPO, DPO, LoRA, bfloat16, checkpointing; a Qwen2 of half the width of
-Qwen2-0.5B with its whole vocabulary is the one with +10 %). Answers that end early take less than planned. A GPU's
+Error against measured peaks: -3 % to +10 % of the resident memory of whole processes on a CPU, over 9 runs of 1.2 to
+5.3 GB (scripts/measure_memory_plan.py: PPO, GRPO, DPO, LoRA, bfloat16, checkpointing; the two of a Qwen2 of half the
+width of Qwen2-0.5B with its whole vocabulary have +9 % and +10 %, the others are within 4 %). Answers that end early
+take less than planned. A GPU's
 allocator and graphs are not measured yet: there the plan keeps RESERVE free.
 
 Not here: what the machine has (machine.py).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._tags: dict[str, dict[str, Tag]] = defaultdict(dict)
         self._rows: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        self.before_clear: Callable[[list[str], str], None] = lambda keys, partition: None  # a last look at rows
 
     def kv_batch_put(
         self,
@@ -98,7 +99,9 @@ class MemoryStore:
 
     def kv_clear(self, keys: Sequence[str] | str, partition_id: str) -> None:
         """Forget rows; unknown keys are no error, as in TransferQueue."""
-        for key in [keys] if isinstance(keys, str) else keys:
+        gone = [keys] if isinstance(keys, str) else list(keys)
+        self.before_clear(gone, partition_id)
+        for key in gone:
             self._tags[partition_id].pop(key, None)
             self._rows[partition_id].pop(key, None)
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-MODEL_FOLDER = "model"  # beside verl's own folders in a checkpoint
-
 
 def export_model(engine: Any, tokenizer: Any, folder: Path, *, write: bool = True) -> None:
     """Write all weights as trained (LoRA merged), config and tokenizer; a folder of that name is replaced at the end.

@@ -7,6 +7,7 @@ checkpoints are `verl.trainer.ppo.v1.trainer_base.PPOTrainer`, on objects of thi
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
+from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin.agent_loop import LocalAgentLoopManager
 from quickstart.plugin.local import LocalRun, in_process
 from quickstart.plugin.shims import Shim, replace_names
-from quickstart.trainers.export import MODEL_FOLDER, export_model
+from quickstart.trainers.export import export_model
+from quickstart.trainers.resume import checkpoints
 from quickstart.trainers.watch import GradientWatch, Reporter, RewardWatch, StopRequested
 
 REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
@@ -78,6 +81,7 @@ class LocalPPOTrainer(PPOTrainerSync):
         super().__init__(config)
         self._run, self._reporter, self._stop = run, reporter, stop
         self._evaluated: list[dict[str, Any]] = []
+        run.store.before_clear = self._keep_evaluated
         self._watch = GradientWatch(("actor/grad_norm", "critic/grad_norm"), REMEDY)
         self._reward_watch = RewardWatch(reporter.phase)
 
@@ -93,7 +97,7 @@ class LocalPPOTrainer(PPOTrainerSync):
         """Generate and score one batch. verl's own `gen` timer starts too late for a rollout that does not wait."""
         with marked_timer("gen", self.timing_raw):
             metrics = super().prepare_step()
-        rows = self._rows("train")
+        rows = self._rows("train", self._answers("train"))
         self._reporter.rollout(self.global_steps, rows)
         dead = dead_group_share(rows)
         self._reward_watch.look([row["reward"] for row in rows], dead)
@@ -110,17 +114,20 @@ class LocalPPOTrainer(PPOTrainerSync):
             metrics.update(log_ratio_metrics(data["old_log_probs"], data["ref_log_prob"]))
         return batch
 
-    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
-        super()._maybe_log_val_generations(inputs, outputs, scores)
-        self._evaluated = [
-            {"prompt": p, "response": r, "reward": s} for p, r, s in zip(inputs, outputs, scores, strict=True)
-        ]
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """With LoRA the reference is the actor without adapter; verl leaves that wish on the batch, where the critic,
+        which has none, would find it next (trainer_base.py:1704, engine_workers.py:425)."""
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        batch.extra_info.pop("no_lora_adapter", None)
+        return batch
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         assert self._run.actor is not None
         export_model(self._run.actor.worker.actor.engine, self.tokenizer, folder / MODEL_FOLDER)
+        for old in checkpoints(folder.parent.parent)[: -self.config.trainer.max_actor_ckpt_to_keep]:
+            shutil.rmtree(old)  # verl removes its own folders in it, and none that a run before a resume has left
         self._reporter.saved(self.global_steps, folder)
 
     # ---- ours ----
@@ -137,13 +144,21 @@ class LocalPPOTrainer(PPOTrainerSync):
             self._reporter.update(step, epoch, metrics)
             self._watch.look(step, metrics)
 
-    def _rows(self, partition: str) -> list[dict[str, Any]]:
-        """What lies in the store as rollout rows: prompt, response, reward first."""
-        store = self._run.store
-        tags = store.kv_list(partition).get(partition, {})
-        keys = [key for key, tag in tags.items() if not tag.get("is_prompt", False)]
+    def _keep_evaluated(self, keys: Sequence[str], partition: str) -> None:
+        """verl hands out decoded templates of its evaluation (trainer_base.py:1108); the rows have the prompts."""
+        answers = set(keys) & set(self._answers(partition)) if partition == "val" else set()
+        if answers:
+            self._evaluated += self._rows(partition, [key for key in keys if key in answers])
+
+    def _answers(self, partition: str) -> list[str]:
+        """Keys of the answers in the store; prompts have keys of their own."""
+        tags = self._run.store.kv_list(partition).get(partition, {})
+        return [key for key, tag in tags.items() if not tag.get("is_prompt", False)]
+
+    def _rows(self, partition: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Answers in the store as rollout rows: prompt, response, reward first."""
         fields = ["prompts", "responses", "rm_scores", "uid", "reward_model", "extra_fields", "raw_prompt"]
-        data = store.kv_batch_get(keys, partition, fields)
+        data = self._run.store.kv_batch_get(keys, partition, fields)
         columns = {name: data[name].unbind() for name in ("prompts", "responses", "rm_scores")}
         columns |= {name: list(data[name]) for name in ("uid", "reward_model", "extra_fields", "raw_prompt")}
         return [self._row({name: column[i] for name, column in columns.items()}) for i in range(len(keys))]

@@ -10,7 +10,7 @@ from typing import Any
 
 from quickstart.arguments import RunConfig
 from quickstart.errors import Fault, UserError
-from quickstart.outputs import CHECKPOINTS, TRAINER_STATE
+from quickstart.outputs import CHECKPOINTS, MODEL_FOLDER, TRAINER_STATE
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
@@ -34,12 +34,13 @@ def find(cfg: RunConfig) -> Point | None:
     if wanted is None:
         return None
     root = Path(cfg.training.output_dir).expanduser().absolute()
-    there = checkpoints(root)
+    there = [path for path in checkpoints(root) if is_complete(path)]
     folder = there[-1] if wanted == "latest" and there else Path(wanted).expanduser().absolute()
     match = STEP_FOLDER.fullmatch(folder.name)
-    if match is None or not (folder / "actor").is_dir():
+    if match is None or not is_complete(folder):
         names = ", ".join(path.name for path in there) or "none"
-        raise _fault(wanted, "must be a folder global_step_N that a run has written, or latest", f"there are: {names}")
+        rule = "must be a folder global_step_N that a run has written whole, or latest"
+        raise _fault(wanted, rule, f"there are: {names}")
     if folder.parent != root / CHECKPOINTS:
         rule = "a run goes on in its own output folder"
         raise _fault(wanted, rule, f"set training.output_dir={folder.parent.parent}")
@@ -51,6 +52,11 @@ def checkpoints(root: Path) -> list[Path]:
     """The checkpoint folders of an output folder, oldest first."""
     found = [path for path in (root / CHECKPOINTS).glob("global_step_*") if STEP_FOLDER.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name.rsplit("_", 1)[1]))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the save went to its end: the exported model is written last, and renamed into place."""
+    return (folder / "actor").is_dir() and (folder / MODEL_FOLDER).is_dir()
 
 
 def history(root: Path, step: int) -> list[dict[str, Any]]:
