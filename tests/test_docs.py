@@ -1,0 +1,104 @@
+"""The READMEs: every command in them parses, every path exists, and both languages say the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quickstart import config, run
+from quickstart.__main__ import COMMANDS
+from quickstart.arguments import SECTIONS, field_names
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+READMES = ("README.md", "README_zh.md")
+ENGLISH, CHINESE = ((REPOSITORY / name).read_text(encoding="utf-8") for name in READMES)
+EXAMPLES = ("my.jsonl", "my_reward.py")  # files of the reader's own
+SETTING = re.compile(r"\b(?:model|data|rl|training)\.[a-z0-9_]+\b")
+NOT_SETTINGS = {"data.jsonl"}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """Shell commands, without their comments."""
+    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the examples name."""
+    row = '{"prompt": "p", "chosen": "good", "rejected": "bad"}\n'
+    (tmp_path / "my.jsonl").write_text(row * 40, encoding="utf-8")
+    block = next(block for block in blocks(ENGLISH, "python") if "my_reward.py" in block)
+    (tmp_path / "my_reward.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", commands(ENGLISH))
+def test_each_command_is_understood(command, reader, capsys):
+    words = shlex.split(command)
+    if words[:3] == ["python", "-m", "quickstart.run"]:
+        flags = [word for word in words[3:] if word in ("--help", "--dry-run")]
+        assert run.main([*words[3:], *([] if flags else ["--dry-run"])]) == 0, capsys.readouterr().err
+    elif words[:3] == ["python", "-m", "quickstart"]:
+        assert words[3] in COMMANDS
+    else:
+        assert words[0] == "bash"
+        assert subprocess.run(["bash", "-n", str(REPOSITORY / words[1])], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=READMES)
+def test_each_path_exists(text):
+    linked = [path for path in re.findall(r"\]\(([^)#]+)\)", text) if not path.startswith("http")]
+    tree = [block for block in blocks(text, "text") if "Loading verl" not in block]
+    named = [line.split()[0] for block in tree for line in block.splitlines() if not line.startswith(" ")]
+    inside = [f"quickstart/{line.split()[0]}" for block in tree for line in block.splitlines() if line.startswith("  ")]
+    told = re.findall(r"`((?:tests|scripts|configs|data|quickstart)/[\w./]+)`", text)
+    missing = [path for path in {*linked, *named, *inside, *told} if not (REPOSITORY / path).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=READMES)
+def test_each_setting_exists(text):
+    known = {f"{section}.{name}" for section in SECTIONS for name in field_names(section)}
+    named = {name for name in SETTING.findall(text) if not name.endswith((".py", ".jsonl", ".json"))}
+    assert named - known - NOT_SETTINGS == set()
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=READMES)
+def test_each_python_block_compiles(text):
+    for block in blocks(text, "python"):
+        ast.parse(block)
+
+
+def test_the_python_example_is_accepted(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    block = next(block for block in blocks(ENGLISH, "python") if "Trainer(" in block)
+    scope: dict[str, object] = {}
+    exec(block.replace("trainer.train()", ""), scope)
+    assert scope["trainer"].cfg.rl.rl_type == "ppo"
+
+
+def test_both_languages_give_the_same_commands_code_and_tables():
+    assert commands(ENGLISH) == commands(CHINESE)
+    for language in ("python", "text"):
+        assert blocks(ENGLISH, language) == blocks(CHINESE, language)
+    assert [line.count("|") for line in ENGLISH.splitlines() if line.startswith("|")] == [
+        line.count("|") for line in CHINESE.splitlines() if line.startswith("|")
+    ]
+    assert ENGLISH.count("\n## ") == CHINESE.count("\n## ")
+
+
+def test_the_shipped_config_is_the_default():
+    assert (REPOSITORY / config.DEFAULT_CONFIG).is_file()
+    assert f"({config.DEFAULT_CONFIG})" in ENGLISH
