@@ -1,0 +1,123 @@
+"""Bad input through the real entry point: exit code 2, one message with field, value, rule and fix, nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quickstart import run
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BUNDLED = REPOSITORY / "data" / "bundled_model"
+ROW = {"prompt": "Why is the sky blue?", "chosen": "Because of scattering.", "rejected": "No idea at all."}
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run with settings that must be refused; gives the message."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(lines(*({**ROW, "prompt": f"Question {i}?"} for i in range(8))))
+    base = ["profile=cpu", "training.device=cpu", f"model.model_name_or_path={BUNDLED}", "data.train_file=rows.jsonl"]
+    base += ["rl.rollout_batch_size=8", "rl.per_device_train_batch_size=8"]
+
+    def refused(*settings: str) -> str:
+        keys = {setting.partition("=")[0] for setting in settings}
+        code = run.main([*(s for s in base if s.partition("=")[0] not in keys), *settings])
+        shown = capfd.readouterr()
+        assert code == 2, shown
+        assert "Traceback" not in shown.out + shown.err
+        assert shown.err.count("error:") == 1
+        assert "fix:" in shown.err
+        assert not (tmp_path / "outputs").exists()
+        return shown.err
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["rows.jsonl", "no records"]),
+        (lines({"question": "a", "good": "b", "bad": "c"}), ["rows.jsonl", "question"]),
+        (lines(ROW) + '{"prompt": "cut", "chosen"\n', ["rows.jsonl:2", "JSON"]),
+        (lines({**ROW, "prompt": None}), ["rows.jsonl:1", "prompt"]),
+        (lines({**ROW, "rejected": ROW["chosen"]}), ["identical"]),
+    ],
+    ids=["empty", "columns", "json", "null", "identical"],
+)
+def test_data_that_cannot_be_used(refuse, content, words):
+    Path("rows.jsonl").write_text(content, encoding="utf-8")
+    message = refuse()
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_file_that_is_not_there(refuse):
+    message = refuse("data.train_file=row.jsonl")
+    assert "row.jsonl" in message
+    assert "rows.jsonl" in message  # the nearest one that is
+
+
+def test_a_batch_larger_than_the_data(refuse):
+    message = refuse("rl.rollout_batch_size=16")
+    assert "rl.rollout_batch_size" in message
+    assert "8 rows" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("rl.learning_rat=1e-6", ["rl.learning_rate"]),
+        ("rl.learning_rate=-1e-6", ["rl.learning_rate", "above 0"]),
+        ("rl.learning_rate=fast", ["rl.learning_rate", "fast"]),
+        ("rl.temperature=0", ["rl.temperature", "nothing is learned"]),
+        ("rl.rl_type=pppo", ["ppo"]),
+        ("verl.actor_rollout_ref.actor.clip_ratoi=0.1", ["clip_ratio"]),
+        ("training.output_dir=rows.jsonl", ["rows.jsonl", "folder"]),
+        ("training.backend=ray", ["training.backend", "local"]),
+        ("rl.rollout_engine=vllm", ["rl.rollout_engine", "hf"]),
+        ("training.memory_budget_gb=12", ["training.memory_budget_gb", "rl.actor_offload"]),
+        ("rl.reward=function:none.py:score", ["none.py"]),
+    ],
+)
+def test_settings_that_cannot_be_used(refuse, setting, words):
+    message = refuse(setting)
+    assert [word for word in words if word not in message] == []
+
+
+def test_all_faults_are_told_at_once(refuse):
+    message = refuse("rl.learning_rate=-1", "rl.temperature=0", "rl.top_q=1")
+    assert "3 problems" in message
+
+
+def test_a_reward_function_that_is_not_in_its_file(refuse):
+    Path("reward.py").write_text("def score(): ...\n")
+    assert "scores" in refuse("rl.reward=function:reward.py:scores")
+
+
+def test_a_model_folder_without_weights(refuse, tmp_path):
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    message = refuse("model.model_name_or_path=model")
+    assert "model.model_name_or_path" in message
+    assert "no weight file" in message
+
+
+def test_a_model_file_that_is_a_pointer(refuse, tmp_path):
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert "git lfs pull" in refuse("model.model_name_or_path=model")
+
+
+def test_a_hub_that_cannot_be_reached_gives_the_three_ways_out(refuse, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    message = refuse("model.model_name_or_path=Qwen/Qwen2-0.5B")
+    for way in ("HF_ENDPOINT", "local folder", "bundled model"):
+        assert way in message
