@@ -85,6 +85,7 @@ CASES = (
 
 def make_model(folder: Path, widths: dict[str, int]) -> None:
     """A Qwen2 with random weights and a tokenizer of one token a byte."""
+    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -100,6 +101,7 @@ def make_model(folder: Path, widths: dict[str, int]) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|im_end|>")
     tokenizer.chat_template = CHATML
     eos = tokenizer.eos_token_id
+    torch.manual_seed(1)
     config = Qwen2Config(**widths, tie_word_embeddings=True, eos_token_id=eos, pad_token_id=eos, bos_token_id=None)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

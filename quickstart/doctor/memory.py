@@ -11,11 +11,14 @@ the weights in the compute dtype. All numbers are bytes. They assume that every 
     logits         of one micro batch: see LOGITS
     KV cache       2 x layers x key-value heads x head size x tokens x compute dtype, all answers of a step
 
-Error against measured peaks: -3 % to +10 % of the resident memory of whole processes on a CPU, over 9 runs of 1.2 to
-5.3 GB (scripts/measure_memory_plan.py: PPO, GRPO, DPO, LoRA, bfloat16, checkpointing; the two of a Qwen2 of half the
-width of Qwen2-0.5B with its whole vocabulary have +9 % and +10 %, the others are within 4 %). Answers that end early
-take less than planned. A GPU's
-allocator and graphs are not measured yet: there the plan keeps RESERVE free.
+Error against measured peaks (resident memory of whole processes on a CPU, scripts/measure_memory_plan.py):
+    -3 % to +10 %   8 runs of 1.2 to 5.3 GB to which the constants were adjusted: PPO, GRPO, DPO, LoRA, bfloat16,
+                    checkpointing; +10 % is a Qwen2 of half the width of Qwen2-0.5B with its whole vocabulary
+    +1 %            GRPO without reference, not looked at before
+    -1 % to -13 %   three repeats of PPO with accumulation, not looked at before: verl 0.9.1 gives the critic a whole
+                    update in one pass unless told otherwise; split as planned here it is +2 % and +3 %
+    +23 %           the bundled model, whose answers end before they are as long as they may be
+Repeats of one run differ by up to 13 %. A GPU is not measured yet: there the plan keeps RESERVE free.
 
 Not here: what the machine has (machine.py).
 """
