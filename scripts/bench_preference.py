@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -73,17 +74,23 @@ def trl_side(kind: str) -> None:
         trainer.train()
 
 
-def watch(command: list[str], mark: str) -> list[float]:
-    """Seconds from the start of a process to each line that holds `mark`."""
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and its ended children so far; other programs on the machine do not change it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def watch(command: list[str], mark: str) -> list[tuple[float, float]]:
+    """Seconds by the clock, and of processor time, from the start of a process to each line that holds `mark`."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
     assert process.stdout is not None
-    times = [time.monotonic() - began for line in process.stdout if mark in line]
+    times = [(time.monotonic() - began, cpu_seconds(process.pid)) for line in process.stdout if mark in line]
     assert process.wait() == 0, f"{command} ended with {process.returncode}"
     return times
 
 
-def ours(kind: str, folder: str) -> list[float]:
+def ours(kind: str, folder: str) -> list[tuple[float, float]]:
     """Our command, with nothing in its caches."""
     settings = {
         "rl.rl_type": kind,
@@ -112,20 +119,29 @@ def main() -> None:
     if options.side:
         trl_side(options.side)
         return
-    print(f"{'':4} {'first update, s':>34} {'later step, s':>34}")
-    print(f"{'':4} {'ours':>10} {'TRL':>10} {'ours / TRL':>12} {'ours':>10} {'TRL':>10} {'ours / TRL':>12}")
+    print(f"{'':18}{'first update, s':>28}{'later step, s':>28}")
+    print(f"{'':18}{'ours':>9}{'TRL':>9}{'ratio':>10}{'ours':>9}{'TRL':>9}{'ratio':>10}")
     for kind in options.kinds:
-        times: dict[str, list[list[float]]] = {"ours": [], "trl": []}
+        times: dict[str, list[list[tuple[float, float]]]] = {"ours": [], "trl": []}
         for _ in range(options.runs):
             with tempfile.TemporaryDirectory() as folder:
                 times["ours"].append(ours(kind, folder))
             times["trl"].append(watch([options.trl, __file__, "--side", kind], "STEP"))
-        first = {side: statistics.median(run[0] for run in runs) for side, runs in times.items()}
-        later = {
-            side: statistics.median(b - a for run in runs for a, b in pairwise(run)) for side, runs in times.items()
-        }
-        cells = [f"{f['ours']:>10.2f} {f['trl']:>10.2f} {f['ours'] / f['trl']:>12.2f}" for f in (first, later)]
-        print(f"{kind:4} {' '.join(cells)}", flush=True)
+        for clock, name in enumerate(("by the clock", "processor time")):
+            print(f"{kind:4}{name:14}{row(times, clock)}", flush=True)
+
+
+def row(times: dict[str, list[list[tuple[float, float]]]], clock: int) -> str:
+    """Medians of one of the two clocks."""
+    cells = []
+    first = {side: statistics.median(run[0][clock] for run in runs) for side, runs in times.items()}
+    later = {
+        side: statistics.median(b[clock] - a[clock] for run in runs for a, b in pairwise(run))
+        for side, runs in times.items()
+    }
+    for found in (first, later):
+        cells.append(f"{found['ours']:>9.2f}{found['trl']:>9.2f}{found['ours'] / found['trl']:>10.2f}")
+    return "".join(cells)
 
 
 if __name__ == "__main__":
