@@ -2,10 +2,11 @@
 
     .venv/bin/python scripts/bench_preference.py --trl /tmp/trlenv/bin/python [--runs 3] [--kinds dpo kto]
 
-Both sides read the same 100 rows and train the same model in float32 with the same batches, turn about, each time in a
-new process. Ours is the real command with all that it does besides: checks, reference log-probs of all rows at the
-start, sample answers, records. TRL's is a bare script (this file, started with --side). See make_trl_reference.py for
-TRL's environment.
+Both sides read the same 100 rows, compute the reference log-probs of all of them first, and train the same model in
+float32 with the same batches, turn about, each time in a new process. Ours is the real command with all that it does
+besides: checks, sample answers, records. TRL's is a bare script (this file, started with --side). With --lazy TRL
+computes the reference of a batch when it comes, its default, with a second model: its first update comes sooner, each
+step takes longer. See make_trl_reference.py for TRL's environment.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ ROWS, MODEL = ROOT / "data" / "sample_100.jsonl", ROOT / "data" / "bundled_model
 BATCH, STEPS, RATE = 20, 10, 1e-4
 
 
-def trl_side(kind: str) -> None:
-    """In TRL's environment: train, and print a line after each step."""
+def trl_side(kind: str, precompute: bool) -> None:
+    """In TRL's environment: train, and print a line after each step. precompute: the reference of all rows first."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -61,6 +62,7 @@ def trl_side(kind: str) -> None:
         "dataloader_pin_memory": False,
         "train_sampling_strategy": "sequential",
         "max_length": None,
+        "precompute_ref_log_probs": precompute,
     }
     trainer_type, config_type = (DPOTrainer, DPOConfig) if kind == "dpo" else (KTOTrainer, KTOConfig)
     with tempfile.TemporaryDirectory() as folder:
@@ -114,10 +116,11 @@ def main() -> None:
     parser.add_argument("--trl", default="/tmp/trlenv/bin/python", help="Python of TRL's environment")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", default=["dpo", "kto"], choices=["dpo", "kto"])
+    parser.add_argument("--lazy", action="store_true", help="TRL's default: the reference of a batch when it comes")
     parser.add_argument("--side", choices=["dpo", "kto"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        trl_side(options.side)
+        trl_side(options.side, not options.lazy)
         return
     print(f"{'':18}{'first update, s':>28}{'later step, s':>28}")
     print(f"{'':18}{'ours':>9}{'TRL':>9}{'ratio':>10}{'ours':>9}{'TRL':>9}{'ratio':>10}")
@@ -126,7 +129,8 @@ def main() -> None:
         for _ in range(options.runs):
             with tempfile.TemporaryDirectory() as folder:
                 times["ours"].append(ours(kind, folder))
-            times["trl"].append(watch([options.trl, __file__, "--side", kind], "STEP"))
+            lazy = ["--lazy"] if options.lazy else []
+            times["trl"].append(watch([options.trl, __file__, "--side", kind, *lazy], "STEP"))
         for clock, name in enumerate(("by the clock", "processor time")):
             print(f"{kind:4}{name:14}{row(times, clock)}", flush=True)
 
