@@ -1,0 +1,88 @@
+"""The process made ready: variables, hidden packages, seeds, and a process group of one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+
+import pytest
+
+from quickstart.trainers import environment
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a test may change."""
+    for name in (*environment.ONE_PROCESS, *environment.QUIET, "VERL_PLATFORM"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("variables")
+class TestVariables:
+    def test_what_the_user_has_set_stays(self, monkeypatch):
+        monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+        environment.set_variables("cpu")
+        assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+    def test_the_process_group_is_ours(self, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        environment.set_variables("cpu")
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+
+    def test_verl_is_told_of_a_cpu_only_on_a_cpu(self):
+        environment.set_variables("cuda")
+        assert "VERL_PLATFORM" not in os.environ
+        environment.set_variables("cpu")
+        assert os.environ["VERL_PLATFORM"] == "cpu"
+
+
+class TestHiddenPackages:
+    def test_they_are_not_found_inside_and_found_again_after(self, tmp_path, monkeypatch):
+        (tmp_path / "seldom_used.py").write_text("value = 3\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with environment.without_packages("seldom_used"), pytest.raises(ImportError):
+            importlib.import_module("seldom_used")
+        assert importlib.import_module("seldom_used").value == 3
+        del sys.modules["seldom_used"]
+
+    def test_what_is_imported_already_stays(self):
+        with environment.without_packages("json"):
+            assert importlib.import_module("json") is sys.modules["json"]
+        assert sys.modules["json"] is not None
+
+    def test_they_come_back_after_an_error(self):
+        with pytest.raises(ZeroDivisionError), environment.without_packages("nothing_of_this_name"):
+            _ = 1 / 0
+        assert "nothing_of_this_name" not in sys.modules
+
+
+def test_a_seed_fixes_all_generators():
+    import numpy as np
+    import torch
+
+    def draw() -> tuple[float, float, float]:
+        environment.seed_everything(5)
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    assert draw() == draw()
+
+
+class TestProcessGroup:
+    def test_one_rank_and_gone_afterwards(self):
+        import torch.distributed as dist
+
+        with environment.process_group():
+            assert (dist.get_world_size(), dist.get_rank()) == (1, 0)
+        assert not dist.is_initialized()
+
+    def test_one_that_is_there_is_used_and_stays(self):
+        import torch.distributed as dist
+
+        with environment.process_group():
+            with environment.process_group():
+                assert dist.is_initialized()
+            assert dist.is_initialized()
