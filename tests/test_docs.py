@@ -7,12 +7,14 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quickstart import config, run
 from quickstart.__main__ import COMMANDS
 from quickstart.arguments import SECTIONS, field_names
+from quickstart.config import Probe
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "README_zh.md")
@@ -81,12 +83,23 @@ def test_each_python_block_compiles(text):
         ast.parse(block)
 
 
-def test_the_python_example_is_accepted(monkeypatch):
+def test_the_python_example_is_the_main_job_on_a_cpu(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     block = next(block for block in blocks(ENGLISH, "python") if "Trainer(" in block)
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec(block.replace("trainer.train()", ""), scope)
-    assert scope["trainer"].cfg.rl.rl_type == "ppo"
+    cpu = Probe(gpus=(), cpus=2, why_no_gpu="none", has_vllm=False, has_flash_attention=False)
+    main_job = config.resolve(config.load(None, ["training.device=cpu"]), cpu).cfg
+    for section in ("data", "rl"):
+        assert vars(scope["trainer"].cfg)[section] == vars(main_job)[section]
+    assert scope["trainer"].cfg.model.model_name_or_path == main_job.model.model_name_or_path
+    assert scope["trainer"].cfg.training.seed == main_job.training.seed
+
+
+def test_every_room_is_in_the_tree():
+    tree = next(block for block in blocks(ENGLISH, "text") if "configs/" in block)
+    rooms = [path.name for path in (REPOSITORY / "quickstart").iterdir() if (path / "__init__.py").exists()]
+    assert [room for room in rooms if f"  {room}/" not in tree] == []
 
 
 def test_both_languages_give_the_same_commands_code_and_tables():
