@@ -32,6 +32,13 @@ PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # Keys that verl's YAML does not list but its dataclasses read: to be added, not overridden.
 EXTRA_KEYS = ("mixed_precision", "attn_implementation", "reward_kwargs")
 
+# As EXTRA_KEYS, but the names stand elsewhere in verl's YAML too: ours alone may add them, under these full keys.
+ENGINE_KEYS = (
+    "critic.fsdp.use_dynamic_bsz",
+    "critic.fsdp.micro_batch_size_per_gpu",
+    "critic.fsdp.infer_micro_batch_size_per_gpu",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPaths:
@@ -175,6 +182,10 @@ def _critic(cfg: RunConfig) -> dict[str, Any]:
     rl = cfg.rl
     return _optimizer(cfg, "critic.optim", rl.critic_learning_rate) | {
         "critic.ppo_micro_batch_size_per_gpu": rl.per_device_train_batch_size,
+        # the V1 trainer never hands that on to the engine, which then packs 32,768 tokens (trainer_base.py:266-283)
+        "critic.fsdp.use_dynamic_bsz": False,
+        "critic.fsdp.micro_batch_size_per_gpu": rl.per_device_train_batch_size,
+        "critic.fsdp.infer_micro_batch_size_per_gpu": rl.per_device_train_batch_size,
         "critic.cliprange_value": rl.value_clip,
         "critic.data_loader_seed": cfg.training.seed,
     }
@@ -291,7 +302,8 @@ def compose(keys: dict[str, Any], user_keys: dict[str, Any]) -> Any:
 
     config = _verl_defaults()
     for key, value in keys.items():
-        OmegaConf.update(config, key, value, merge=False, force_add=key.rsplit(".", 1)[-1] in EXTRA_KEYS)
+        added = key in ENGINE_KEYS or key.rsplit(".", 1)[-1] in EXTRA_KEYS
+        OmegaConf.update(config, key, value, merge=False, force_add=added)
     _check_known(config, user_keys)
     for key, value in user_keys.items():
         OmegaConf.update(config, key, value, merge=True, force_add=_is_extra(key))
@@ -355,7 +367,7 @@ def _defaults(name: str) -> Any:
 
 
 def _is_extra(key: str) -> bool:
-    return any(part in EXTRA_KEYS for part in key.split(".")) or "override_config" in key or "engine_kwargs" in key
+    return key in ENGINE_KEYS or any(part in EXTRA_KEYS for part in key.split(".")) or "override_config" in key or "engine_kwargs" in key
 
 
 def known_key(config: Any, key: str) -> bool:

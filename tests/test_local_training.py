@@ -156,6 +156,25 @@ class TestPrecision:
         assert seen["gradient"] == seen["weight"] == {torch.float32}
 
 
+class TestMicroBatches:
+    @pytest.mark.parametrize("role", ["actor", "critic"])
+    def test_no_forward_with_gradients_takes_more_rows(self, train, role):
+        """verl's V1 trainer drops the critic's setting on its way to the engine: a whole step went through at once."""
+        rows = []
+
+        def watch(trainer):
+            worker = trainer._run.actor.worker.actor if role == "actor" else trainer.critic_wg.worker
+            embedding = worker.engine.module.get_input_embeddings()
+            embedding.register_forward_hook(note)
+
+        def note(module, args, out):
+            if out.requires_grad:
+                rows.append(len(args[0]))
+
+        train(steps=1, before=watch, rl={"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2})
+        assert set(rows) == {2}
+
+
 class TestStopping:
     def test_between_two_steps_with_the_last_one_done(self, train, tiny_tied, sums, tmp_path):
         config = local_runs.verl_config_of(local_runs.settings(tiny_tied), sums, tmp_path, steps=5)

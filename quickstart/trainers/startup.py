@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 1 << 30  # positions of a model whose config names no limit
 
-MODEL_FIELDS = ("model_name_or_path", "tokenizer_name_or_path", "critic_model_name_or_path")
+MODEL_FIELDS = (
+    "model_name_or_path",
+    "tokenizer_name_or_path",
+    "critic_model_name_or_path",
+    "reward_model_name_or_path",
+)
 
 
 class _Terminal:
@@ -129,13 +134,20 @@ def _preference_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
     )
 
 
+def _is_loaded(cfg: RunConfig, name: str) -> bool:
+    """Whether this run loads the model that the setting names."""
+    if name.startswith("critic"):
+        return cfg.rl.rl_type in CRITIC_TYPES
+    return cfg.rl.reward == "model" if name.startswith("reward") else True
+
+
 def with_local_models(cfg: RunConfig) -> RunConfig:
     """Every model name as a checked local folder. Raises UserError with the faults of all of them."""
     found: dict[str, Any] = {}
     faults: list[Fault] = []
     for name in MODEL_FIELDS:
         wanted = vars(cfg.model)[name]
-        if wanted is None or (name.startswith("critic") and cfg.rl.rl_type not in CRITIC_TYPES):
+        if wanted is None or not _is_loaded(cfg, name):
             continue
         try:
             folder = model_folder(wanted, f"model.{name}")
