@@ -367,7 +367,9 @@ def _defaults(name: str) -> Any:
 
 
 def _is_extra(key: str) -> bool:
-    return key in ENGINE_KEYS or any(part in EXTRA_KEYS for part in key.split(".")) or "override_config" in key or "engine_kwargs" in key
+    if key in ENGINE_KEYS or "override_config" in key or "engine_kwargs" in key:
+        return True
+    return any(part in EXTRA_KEYS for part in key.split("."))
 
 
 def known_key(config: Any, key: str) -> bool:
