@@ -56,11 +56,11 @@ def execute(command: Command, arguments: Sequence[str]) -> int:
         print(f"quickstart {__version__}")
         return EXIT_DONE
 
-    from quickstart import config, verl_config
+    from quickstart import config, verl_compose
 
     resolved = config.resolve(config.load(command.config, list(command.overrides)))
     if command.flags & {"--print-config", "--dry-run"}:
-        verl_config.check_keys(resolved.cfg.verl)
+        verl_compose.check_keys(resolved.cfg.verl)
         print(helptext.plan(resolved, with_table="--dry-run" in command.flags))
         return EXIT_DONE
 

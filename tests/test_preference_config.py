@@ -10,7 +10,7 @@ pytest.importorskip("verl")
 
 import preference_runs as runs
 
-from quickstart import verl_config
+from quickstart import verl_compose, verl_config
 from quickstart.errors import UserError
 
 
@@ -19,8 +19,8 @@ def test_the_short_way_equals_the_long_way(tiny_tied: Path, tmp_path: Path) -> N
 
     cfg = runs.settings(tiny_tied, "dpo", tmp_path)
     keys = verl_config.translate_preference(cfg, chat_template=None, steps=7)
-    short = verl_config.compose_preference(keys, {}).actor_rollout_ref
-    whole = verl_config.compose(keys, {}).actor_rollout_ref
+    short = verl_compose.compose_preference(keys, {}).actor_rollout_ref
+    whole = verl_compose.compose(keys, {}).actor_rollout_ref
     for part in ("actor", "model"):
         wanted = OmegaConf.to_container(whole[part])
         wanted.pop("profiler", None)
@@ -32,7 +32,7 @@ def test_the_short_way_equals_the_long_way(tiny_tied: Path, tmp_path: Path) -> N
 def test_keys_of_the_user_count_and_are_checked(tiny_tied: Path, tmp_path: Path) -> None:
     cfg = runs.settings(tiny_tied, "dpo", tmp_path)
     keys = verl_config.translate_preference(cfg, chat_template=None, steps=7)
-    whole = verl_config.compose_preference(keys, {"actor_rollout_ref.actor.optim.betas": [0.8, 0.9]})
+    whole = verl_compose.compose_preference(keys, {"actor_rollout_ref.actor.optim.betas": [0.8, 0.9]})
     assert whole.actor_rollout_ref.actor.optim.betas == [0.8, 0.9]
     with pytest.raises(UserError, match="not in verl"):
-        verl_config.compose_preference(keys, {"actor_rollout_ref.actor.optim.beta": 1})
+        verl_compose.compose_preference(keys, {"actor_rollout_ref.actor.optim.beta": 1})

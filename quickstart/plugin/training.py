@@ -79,7 +79,7 @@ class Policy:
     """The model that is trained, behind verl's worker.
 
     Args:
-        config: verl's whole configuration (verl_config.compose): its `actor_rollout_ref.{model,actor}` are read.
+        config: verl's whole configuration (verl_compose.compose): its `actor_rollout_ref.{model,actor}` are read.
         loss: of the rows of a micro batch; a mean over them.
         group: consecutive rows that must stay in one micro batch: 2 for pairs, else 1.
     """

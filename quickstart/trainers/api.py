@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from quickstart import config, verl_config
+from quickstart import config, verl_compose, verl_config
 from quickstart.arguments import (
     PREFERENCE_TYPES,
     DataArguments,
@@ -97,7 +97,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
     started = time.monotonic()
     environment.set_variables(cfg.training.device)  # before the first import of torch
     check_built(cfg)
-    verl_config.check_keys(cfg.verl)
+    verl_compose.check_keys(cfg.verl)
     check_output(cfg.training.output_dir)
     findings = doctor.environment(cfg)
     ready = startup.prepare_run(cfg)
@@ -234,7 +234,7 @@ def _ppo(
         from quickstart.trainers import ppo
 
         keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
-        whole = verl_config.compose(keys, cfg.verl)
+        whole = verl_compose.compose(keys, cfg.verl)
         undo = shims.install(
             cfg.training.device,
             reference_on_device=cfg.rl.reference_offload is None,

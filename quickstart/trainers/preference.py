@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quickstart import verl_config
+from quickstart import verl_compose, verl_config
 from quickstart.arguments import RunConfig
 from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin import shims
@@ -66,7 +66,7 @@ def run_preference(
         StopRequested, RunError: see :meth:`PreferenceTrainer.fit`.
     """
     keys = verl_config.translate_preference(cfg, chat_template=chat_template, steps=steps)
-    whole = verl_config.compose_preference(keys, cfg.verl)
+    whole = verl_compose.compose_preference(keys, cfg.verl)
     undo = shims.install(str(cfg.training.device))
     environment.seed_everything(cfg.training.seed)
     try:

@@ -46,7 +46,7 @@ def verl_config_of(
     reward: tuple[Path, str] = (REWARD_FILE, "compute_score"),
 ) -> Any:
     """verl's whole configuration of a run: `rows` in verl's parquet format, checkpoints below `work`."""
-    from quickstart import verl_config
+    from quickstart import verl_compose, verl_config
 
     paths = verl_config.RunPaths(
         train=rows,
@@ -56,7 +56,7 @@ def verl_config_of(
         reward_name=reward[1],
         reward_kwargs={},
     )
-    return verl_config.compose(verl_config.translate(cfg, paths, device="cpu", steps=steps), cfg.verl)
+    return verl_compose.compose(verl_config.translate(cfg, paths, device="cpu", steps=steps), cfg.verl)
 
 
 @dataclass

@@ -128,7 +128,7 @@ def build(cfg: Any, rows: list[Any], evaluation: list[Any] = (), *, steps: int, 
     """A PreferenceTrainer in a prepared process; more: its keywords, and lora_fill."""
     from transformers import AutoTokenizer
 
-    from quickstart import verl_config
+    from quickstart import verl_compose, verl_config
     from quickstart.plugin.training import Policy
     from quickstart.trainers.preference import PreferenceTrainer
     from quickstart.trainers.preference_data import encode
@@ -136,7 +136,7 @@ def build(cfg: Any, rows: list[Any], evaluation: list[Any] = (), *, steps: int, 
     tokenizer = AutoTokenizer.from_pretrained(cfg.model.model_name_or_path)
     data = encode(cfg, tokenizer, rows, evaluation, 1024)
     keys = verl_config.translate_preference(cfg, chat_template=None, steps=steps)
-    policy = Policy(verl_config.compose_preference(keys, cfg.verl), data.objective, data.objective.group)
+    policy = Policy(verl_compose.compose_preference(keys, cfg.verl), data.objective, data.objective.group)
     if more.pop("fill", False):
         trl.fill_adapters([(n, w) for n, w in policy.module.named_parameters() if "lora_" in n])
     folder = Path(cfg.training.output_dir)

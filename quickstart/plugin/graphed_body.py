@@ -1,0 +1,259 @@
+"""A model's body as two captured CUDA graphs a shape: forward, and backward with its gradients added up.
+
+One update of a small model is bound by the host: of 170 ms that a micro batch of 20 rows of a 0.5B model takes on an
+H200, the device works 21 (some 2,500 kernel launches, half of them casts to bf16). So a shape that comes again is
+captured once and replayed. Only the body is captured (embeddings in, last hidden state out): the head and the loss, and
+with them all of verl's text, run as they are.
+
+- A shape is captured after :data:`CAPTURE_AFTER` eager passes, so that a short run does not pay for it. Lengths are
+  rounded up to :data:`LENGTH_STEP`; no more than :data:`MOST_GRAPHS` shapes a model, the rest stays eager.
+- All graphs of a run share one memory pool: nothing of a pass is needed once the next one starts (verl does forward and
+  backward of one micro batch after the other).
+- Gradients go to buffers that stay where they are, as a graph needs it, and all models of a run share them: verl sets
+  gradients to None before it starts on a mini batch (engine_workers.py: train_batch), so only one model's are alive.
+
+On a CPU the same code runs without graphs, which is how the tests reach it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+CAPTURE_AFTER = 8
+LENGTH_STEP = 32
+MOST_GRAPHS = 6
+
+
+class Arena:
+    """What the bodies of one run share: a memory pool for graphs, and gradient buffers by type."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        self._flat: dict[torch.dtype, torch.Tensor] = {}
+
+    def buffers(self, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+        """A gradient buffer for each parameter; the same memory for every caller of the same shapes."""
+        size = sum(p.numel() for p in parameters)
+        kind, device = parameters[0].dtype, parameters[0].device
+        flat = self._flat.get(kind)
+        if flat is None or flat.numel() < size:
+            flat = self._flat[kind] = torch.zeros(size, dtype=kind, device=device)
+        parts = flat[:size].split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """One captured shape. Addresses stay, contents change."""
+
+    hidden: torch.Tensor  # (rows, length, size): the embedded tokens
+    mask: torch.Tensor  # (rows, 1, length, length) bool, True where attended
+    positions: torch.Tensor  # (rows, length)
+    out: torch.Tensor  # (rows, length, size): last hidden state
+    forward: Callable[[], None]
+    backward: Callable[[], None] | None = None
+    grad_out: torch.Tensor | None = None
+    grad_hidden: torch.Tensor | None = None
+    addresses: list[int] = field(default_factory=list)  # of the parameters, as captured
+
+
+class _Replay(torch.autograd.Function):
+    """hidden -> last hidden state by replay; gradients of the body's parameters are added to their buffers."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, owner: GraphedBody, step: _Pass) -> torch.Tensor:
+        ctx.owner, ctx.step = owner, step
+        step.hidden.data.copy_(hidden)
+        step.forward()
+        return step.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.owner.take_gradients()
+        ctx.step.grad_out.copy_(grad)
+        ctx.step.backward()
+        return ctx.step.grad_hidden, None, None
+
+
+class GraphedBody:
+    """Stands in the place of a body's `forward`. Anything that it does not know goes the old way.
+
+    Args:
+        body: a transformers decoder without head, all of its layers attending to the full length.
+        arena: shared by the bodies of a run.
+        tell: told when capturing fails.
+    """
+
+    def __init__(self, body: torch.nn.Module, arena: Arena, tell: Callable[[str], None] = print) -> None:
+        self._body, self._arena, self._tell = body, arena, tell
+        self._eager = body.forward
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._passes: dict[tuple[Any, ...], _Pass] = {}
+        self._broken = False
+        embedding = set(map(id, body.get_input_embeddings().parameters()))
+        self._parameters = [p for p in body.parameters() if id(p) not in embedding]
+        self._buffers: list[torch.Tensor] = []
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **more: Any,
+    ) -> Any:
+        """As the body's own forward."""
+        plain = input_ids is not None and attention_mask is not None and position_ids is not None
+        if self._broken or not plain or any(value not in (None, False) for value in more.values()):
+            return self._eager(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
+        assert input_ids is not None
+        assert attention_mask is not None
+        assert position_ids is not None
+        rows, length = input_ids.shape
+        key = (torch.is_grad_enabled(), rows, -(-length // LENGTH_STEP) * LENGTH_STEP, *_autocast(input_ids.device))
+        self._seen[key] += 1
+        if self._seen[key] <= CAPTURE_AFTER or (key not in self._passes and len(self._passes) >= MOST_GRAPHS):
+            return self._eager(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
+        hidden = self._body.get_input_embeddings()(torch.nn.functional.pad(input_ids, (0, key[2] - length)))
+        step = self._passes.get(key)
+        if step is None or step.addresses != [p.data_ptr() for p in self._parameters]:
+            try:
+                step = self._passes[key] = self._capture(key[0], hidden)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                self._broken = True
+                self._passes.clear()
+                self._tell(f"No CUDA graphs for {type(self._body).__name__}, going on without: {error}")
+                return self(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
+        fill_mask(step.mask, attention_mask)
+        step.positions.zero_()
+        step.positions[:, :length] = position_ids
+        if key[0]:
+            out = _Replay.apply(hidden, self, step)
+        else:
+            step.hidden.data.copy_(hidden)
+            step.forward()
+            out = step.out
+        return BaseModelOutputWithPast(last_hidden_state=out[:, :length])
+
+    def take_gradients(self) -> None:
+        """The buffers become the parameters' gradients, at zero where they are not yet."""
+        for parameter, buffer in zip(self._parameters, self._buffers, strict=True):
+            if parameter.grad is None:
+                parameter.grad = buffer.zero_()
+            elif parameter.grad is not buffer:  # an eager pass of this mini batch came first
+                buffer.copy_(parameter.grad)
+                parameter.grad = buffer
+
+    def _capture(self, with_gradients: bool, sample: torch.Tensor) -> _Pass:
+        rows, length, _ = sample.shape
+        device = sample.device
+        hidden = torch.empty_like(sample).requires_grad_(with_gradients)
+        mask = torch.ones(rows, 1, length, length, dtype=torch.bool, device=device)
+        positions = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        if with_gradients and not self._buffers:
+            self._buffers = self._arena.buffers(self._parameters)
+
+        def run() -> torch.Tensor:
+            with _without_cast_cache(device):
+                out = self._eager(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
+            return out.last_hidden_state
+
+        step = _Pass(hidden=hidden, mask=mask, positions=positions, out=sample, forward=_nothing)
+        step.addresses = [p.data_ptr() for p in self._parameters]
+        if with_gradients:
+            step.grad_out = torch.zeros_like(sample)
+
+        def forward() -> None:
+            step.out = run()
+
+        def backward() -> None:
+            assert step.grad_out is not None
+            grads = torch.autograd.grad(step.out, (hidden, *self._parameters), step.grad_out)
+            torch._foreach_add_(self._buffers, list(grads[1:]))
+            step.grad_hidden = grads[0]
+
+        if device.type != "cuda":
+            step.forward, step.backward = forward, backward if with_gradients else None
+            return step
+        return self._record(step, forward, backward if with_gradients else None)
+
+    def _record(self, step: _Pass, forward: Callable[[], None], backward: Callable[[], None] | None) -> _Pass:
+        """Run once on a stream of its own, so that workspaces are made, then capture."""
+        if self._arena.pool is None:
+            self._arena.pool = torch.cuda.graph_pool_handle()
+        kept = (
+            [b.clone() for b in self._buffers] if backward and any(p.grad is not None for p in self._parameters) else []
+        )
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward()
+            if backward:
+                backward()
+            step.out = step.hidden.detach()
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs = []
+        for what in filter(None, (forward, backward)):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._arena.pool):
+                what()
+            graphs.append(graph)
+        for buffer, before in zip(self._buffers, kept, strict=False):
+            buffer.copy_(before)
+        step.out = step.out.detach()  # the autograd graph of the capture is not used again
+        step.forward = graphs[0].replay
+        step.backward = graphs[1].replay if backward else None
+        return step
+
+
+def _nothing() -> None:
+    raise AssertionError("not captured yet")
+
+
+def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def _without_cast_cache(device: torch.device) -> Any:
+    """The autocast of the caller without its cache: a cached cast would live in the graph's memory."""
+    enabled, dtype = _autocast(device)
+    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+def fill_mask(mask: torch.Tensor, attended: torch.Tensor) -> None:
+    """Causal attention to real tokens, in place.
+
+    Args:
+        mask: (rows, 1, length, length) bool.
+        attended: (rows, shorter or equal length) 1 where a token is real; padding is on the right.
+    """
+    length = mask.shape[-1]
+    real = torch.nn.functional.pad(attended.bool(), (0, length - attended.shape[1]))
+    causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    torch.logical_and(causal, real[:, None, None, :], out=mask)
+
+
+def can_graph(model: torch.nn.Module) -> bool:
+    """Whether every weight is trained or none, in layers that attend to the full length, without checkpointing."""
+    config = getattr(model, "config", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    trained = {p.requires_grad for p in model.parameters()}
+    return (
+        kinds == {"full_attention"}
+        and len(trained) == 1
+        and not getattr(model, "is_gradient_checkpointing", False)
+        and getattr(config, "_attn_implementation", None) == "sdpa"
+        and not hasattr(model, "peft_config")
+    )
+
+
+def graph_body(model: torch.nn.Module, arena: Arena) -> None:
+    """Let the model's body replay graphs where it can."""
+    if can_graph(model):
+        body: Any = model.base_model
+        body.forward = GraphedBody(body, arena)
