@@ -111,6 +111,11 @@ def _model(cfg: RunConfig, chat_template: str | None) -> dict[str, Any]:
             # packed rows need flash attention's varlen kernels; with sdpa they attend across rows
             f"{prefix}.use_remove_padding": model.use_flash_attention_2,
         }
+    # logits of a whole micro batch never exist at once (plugin/fused_head.py); on a CPU they are small
+    keys |= {
+        f"{MODEL}.use_fused_kernels": cfg.training.device == "cuda",
+        f"{MODEL}.fused_kernel_options.impl_backend": "torch",
+    }
     if model.lora_rank:
         keys |= {
             f"{MODEL}.lora_rank": model.lora_rank,

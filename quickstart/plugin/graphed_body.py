@@ -159,7 +159,7 @@ class GraphedBody:
             self._buffers = self._arena.buffers(self._parameters)
 
         def run() -> torch.Tensor:
-            with _without_cast_cache(device):
+            with torch.set_grad_enabled(with_gradients), _without_cast_cache(device):
                 out = self._eager(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
             return out.last_hidden_state
 

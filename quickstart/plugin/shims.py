@@ -17,6 +17,8 @@ import torch
 
 from quickstart.errors import Fault, UserError
 from quickstart.plugin import SUPPORTED_VERL
+from quickstart.plugin.fused_head import patch_one_model
+from quickstart.plugin.graphed_body import Arena, graph_body
 
 HF_ROLLOUT = ("hf", "async")
 HF_ROLLOUT_CLASS = "quickstart.plugin.rollout.LocalRollout"
@@ -115,12 +117,22 @@ def processor_once(name_or_path: str, **kwargs: Any) -> Any:
     return hf_processor(name_or_path, **kwargs)
 
 
-def leave_whole(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
+def leave_whole(arena: Arena | None) -> Callable[[torch.nn.Module, dict[str, Any], Any], None]:
     """One device has nothing to shard: the model stays a plain module, which verl's engine treats as "version 0".
 
-    Same signature as verl.utils.fsdp_utils.apply_fsdp2. Mixed precision is left to autocast, which verl's engine
-    opens in any case (transformer_impl.py:1553): weights and gradients stay float32, products are taken in bf16.
+    Stands for verl.utils.fsdp_utils.apply_fsdp2. Mixed precision is left to autocast, which verl's engine opens in any
+    case (transformer_impl.py:1553): weights and gradients stay float32, products are taken in bf16.
+
+    Args:
+        arena: where passes are captured as CUDA graphs; None: they are not. Weights that move to the host between two
+            passes cannot be in a graph.
     """
+
+    def apply(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
+        if arena is not None and not config.param_offload:
+            graph_body(model, arena)
+
+    return apply
 
 
 def move_to_device(
@@ -194,7 +206,8 @@ def merge_adapters(module: torch.nn.Module, do_merge: bool) -> None:
     _merge_or_unmerge_lora_(module, merge=do_merge)
 
 
-def _unsharded_shims() -> list[Shim]:
+def _unsharded_shims(device: str) -> list[Shim]:
+    from verl.models.transformers import monkey_patch
     from verl.utils import fsdp_utils
     from verl.workers.engine.fsdp import transformer_impl
 
@@ -208,7 +221,20 @@ def _unsharded_shims() -> list[Shim]:
             why="weights are read to host memory first, to be sharded from there",
             where="verl/workers/engine/fsdp/transformer_impl.py:266",
         ),
-        Shim(module=transformer_impl, name="apply_fsdp2", replacement=leave_whole, why=why, where=where),
+        Shim(
+            module=transformer_impl,
+            name="apply_fsdp2",
+            replacement=leave_whole(Arena() if device == "cuda" else None),
+            why=why,
+            where=where,
+        ),
+        Shim(
+            module=transformer_impl,
+            name="apply_monkey_patch",
+            replacement=patch_one_model(monkey_patch.apply_monkey_patch),
+            why="fused log-probs are put on the model's class, which the rollout's model is of too",
+            where="verl/models/transformers/monkey_patch.py:286",
+        ),
         Shim(
             module=transformer_impl, name="fsdp2_load_full_state_dict", replacement=move_to_device, why=why, where=where
         ),
@@ -228,7 +254,7 @@ def shims_for(
     """The shims of a run on `device` ("cpu" or "cuda"). Imports verl's engine."""
     shims = _common_shims(trust_remote_code)
     if one_device:
-        shims += _unsharded_shims()
+        shims += _unsharded_shims(device)
     if device == "cpu" or reference_on_device:
         shims.append(_resident_reference_shim())
     return shims

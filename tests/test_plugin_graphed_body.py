@@ -1,0 +1,215 @@
+"""Replayed passes against eager ones, and log-probs from hidden states against those from logits.
+
+Without a GPU the captured pass is run instead of replayed: buffers, gradients, masks and padding are the same code.
+"""
+
+import copy
+
+import local_runs
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from quickstart.plugin import graphed_body, shims
+from quickstart.plugin.fused_head import patch_one_model
+from quickstart.plugin.graphed_body import Arena, GraphedBody, can_graph, graph_body
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(graphed_body, "CAPTURE_AFTER", 1)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+def batch(lengths, device, vocabulary=100, seed=0):
+    """Right-padded token ids with mask and positions."""
+    dice = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    mask = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
+    ids = torch.randint(5, vocabulary, (len(lengths), width), generator=dice) * mask
+    positions = torch.arange(width).expand(len(lengths), width) * mask
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "position_ids": positions.to(device)}
+
+
+def pair_of(kind, folder, device, arena):
+    """The same model twice: as it is, and with a graphed body."""
+    torch.manual_seed(0)
+    plain = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").to(device).eval()
+    graphed = copy.deepcopy(plain)
+    graph_body(graphed, arena)
+    return plain, graphed
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def updates(models, mini_batches):
+    """Gradients of each mini batch, micro batches added up, for each model."""
+    found = [[] for _ in models]
+    for micro_batches in mini_batches:
+        for model, seen in zip(models, found, strict=True):
+            model.zero_grad(set_to_none=True)
+            for inputs in micro_batches:
+                (
+                    model(**inputs, use_cache=False).logits * inputs["attention_mask"][..., None]
+                ).square().mean().backward()
+            seen.append(gradients(model))
+    return found
+
+
+class TestGraphedBody:
+    @pytest.mark.parametrize("kind", [AutoModelForCausalLM, AutoModelForTokenClassification])
+    def test_gradients_are_the_eager_ones_through_accumulation_and_padding(self, tiny_tied, device, kind):
+        plain, graphed = pair_of(kind, tiny_tied, device, Arena())
+        # eager first, then captured, then replayed; lengths that share a bucket and such that do not; an eager shape
+        # and a captured one in one mini batch
+        shapes = [[(5, 9), (7, 3)], [(9, 2), (8, 8)], [(40, 3), (6, 5)], [(4, 4), (33, 40)]]
+        minis = [[batch(s, device, seed=i * 2 + j) for j, s in enumerate(m)] for i, m in enumerate(shapes)]
+        ours, theirs = updates([graphed, plain], minis)
+        assert graphed.base_model.forward._passes, "nothing was captured: the test shows nothing"
+        for a, b in zip(ours, theirs, strict=True):
+            assert set(a) == set(b)
+            for name in a:
+                torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+
+    def test_two_models_share_the_buffers(self, tiny_tied, device):
+        arena = Arena()
+        plain, first = pair_of(AutoModelForCausalLM, tiny_tied, device, arena)
+        second = copy.deepcopy(plain)
+        graph_body(second, arena)
+        minis = [[batch((5, 9), device, seed=i)] for i in range(3)]
+        expected = updates([plain], minis)[0]
+        for _ in range(2):  # one model's mini batches, then the other's, as verl does it
+            for model in (first, second):
+                for a, b in zip(updates([model], minis)[0], expected, strict=True):
+                    for name in a:
+                        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+        buffers = [m.base_model.forward._buffers[0].data_ptr() for m in (first, second)]
+        assert buffers[0] == buffers[1]
+
+    def test_without_gradients(self, tiny_tied, device):
+        plain, graphed = pair_of(AutoModelForCausalLM, tiny_tied, device, Arena())
+        with torch.no_grad():
+            for seed, lengths in enumerate([(5, 9), (9, 4), (3, 20), (30, 31)]):
+                inputs = batch(lengths, device, seed=seed)
+                real = inputs["attention_mask"].bool()
+                a, b = graphed(**inputs).logits[real], plain(**inputs).logits[real]
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_moved_weights_are_seen(self, tiny_tied, device):
+        plain, graphed = pair_of(AutoModelForCausalLM, tiny_tied, device, Arena())
+        inputs = batch((5, 9), device)
+        with torch.no_grad():
+            for _ in range(3):
+                graphed(**inputs)
+            for model in (plain, graphed):
+                for p in model.parameters():
+                    p.data = p.data * 1.5  # another address
+            torch.testing.assert_close(graphed(**inputs).logits, plain(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+    def test_what_it_does_not_know_goes_the_old_way(self, tiny_tied):
+        plain, graphed = pair_of(AutoModelForCausalLM, tiny_tied, "cpu", Arena())
+        ids = batch((6, 6), "cpu")["input_ids"]
+        for _ in range(3):
+            cached = graphed(ids, use_cache=True)
+            assert cached.past_key_values.get_seq_length() == 6
+            torch.testing.assert_close(cached.logits, plain(ids).logits)
+        assert not graphed.base_model.forward._passes
+
+    def test_a_capture_that_fails_is_told_and_the_run_goes_on(self, tiny_tied, monkeypatch):
+        told = []
+        plain, graphed = pair_of(AutoModelForCausalLM, tiny_tied, "cpu", Arena())
+        graphed.base_model.forward._tell = told.append
+
+        def fail(*_):
+            raise torch.OutOfMemoryError("no room")
+
+        monkeypatch.setattr(GraphedBody, "_capture", fail)
+        inputs = batch((5, 9), "cpu")
+        for _ in range(3):
+            torch.testing.assert_close(graphed(**inputs).logits, plain(**inputs).logits)
+        assert len(told) == 1
+        assert "no room" in told[0]
+
+    def test_only_models_that_it_is_right_for(self, tiny_tied):
+        model = AutoModelForCausalLM.from_pretrained(tiny_tied, attn_implementation="sdpa")
+        assert can_graph(model)
+        model.gradient_checkpointing_enable()
+        assert not can_graph(model)
+        model.gradient_checkpointing_disable()
+        model.lm_head.weight.requires_grad_(False)
+        assert not can_graph(model)
+
+
+@pytest.fixture
+def fused(tiny_tied, device):
+    """(plain, with the fused head) in the type asked for by autocast."""
+    plain = AutoModelForCausalLM.from_pretrained(tiny_tied, dtype=torch.float32).to(device).eval()
+    other = copy.deepcopy(plain)
+    called = []
+    patch_one_model(lambda **more: called.append(more))(
+        model=other, use_fused_kernels=True, fused_kernels_backend="torch"
+    )
+    assert called[0]["use_fused_kernels"] is False, "verl's own patch would change the class"
+    return plain, other
+
+
+class TestFusedHead:
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_log_probs_entropy_and_gradients_are_those_of_the_logits(self, fused, device, temperature):
+        plain, other = fused
+        inputs = batch((5, 9, 7), device)
+        scores = (plain(**inputs).logits / temperature).log_softmax(-1)
+        labels = inputs["input_ids"].roll(-1, -1)
+        log_probs, entropy = scores.gather(-1, labels[..., None])[..., 0], -(scores.exp() * scores).sum(-1)
+        out = other(**inputs, temperature=temperature, return_dict=True)
+        torch.testing.assert_close(out.log_probs, log_probs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out.entropy, entropy, rtol=1e-5, atol=1e-5)
+        (log_probs.mean() + 0.1 * entropy.mean()).backward()
+        (out.log_probs.mean() + 0.1 * out.entropy.mean()).backward()
+        ours, theirs = gradients(other), gradients(plain)
+        assert set(ours) == set(theirs)
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+
+    def test_products_are_taken_in_the_autocast_type(self, fused, device):
+        plain, other = fused
+        inputs = batch((5, 9, 7), device)
+        with torch.autocast(device, torch.bfloat16):
+            a = other(**inputs, return_dict=True).log_probs
+        b = plain(**inputs).logits.log_softmax(-1).gather(-1, inputs["input_ids"].roll(-1, -1)[..., None])[..., 0]
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() < 0.05
+
+    def test_the_class_stays_what_it_was(self, fused, device):
+        plain, other = fused
+        assert type(other).forward is type(plain).forward
+        assert "forward" not in vars(plain)
+        assert plain(**batch((5, 4), device)).logits is not None
+
+
+def test_a_run_with_both_gives_the_numbers_of_a_run_without(tiny_tied, sums, tmp_path, monkeypatch, process_variables):
+    """PPO with critic and reference, two updates a step, four steps: every metric."""
+
+    def run(name, **sections):
+        rl = {"rl_type": "ppo", "per_device_train_batch_size": 4, "recompute_old_log_probs": True}
+        cfg = local_runs.settings(tiny_tied, rl=rl, **sections)
+        return local_runs.run(local_runs.verl_config_of(cfg, sums, tmp_path / name, steps=4, evaluation=sums))
+
+    without = run("without")
+    arenas = []
+    real = shims.leave_whole
+    monkeypatch.setattr(shims, "leave_whole", lambda arena: real(arenas.append(Arena()) or arenas[-1]))
+    with_both = run("with", verl={"actor_rollout_ref.model.use_fused_kernels": True})
+    assert arenas[0]._flat, "no pass was captured: the test shows nothing"
+    for step, metrics in without.updates.items():
+        for metric, value in metrics.items():
+            if "timing" not in metric and "perf/" not in metric:
+                assert with_both.updates[step][metric] == pytest.approx(value, rel=1e-4, abs=1e-5), (step, metric)
