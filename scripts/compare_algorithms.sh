@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/install.sh
+quickstart_install
 methods="${METHODS:-ppo grpo dpo kto}"
 runs=()
 for method in $methods; do

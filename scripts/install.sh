@@ -1,5 +1,7 @@
 # Makes .venv and installs what this machine needs; sourced by run.sh and test.sh. A second call changes nothing.
-# usage: . scripts/install.sh [extra ...]      extras of pyproject.toml beside `cpu` or `gpu`, which is found out here
+# usage: . scripts/install.sh; quickstart_install [extra ...]
+#   extras of pyproject.toml beside `cpu` or `gpu`, which is found out here. A call of its own, because a sourced file
+#   without arguments sees those of the script that sources it.
 #
 # PYTHON=/path/to/python chooses the interpreter; QUICKSTART_DEVICE=cpu|gpu overrules what is found.
 
@@ -38,10 +40,11 @@ quickstart_cpu_torch() {
 }
 
 quickstart_install() {
-  local device extras stamp python wanted
+  local device extras stamp python wanted release
   device=$(quickstart_device)
   extras=$(IFS=,; printf '%s' "$device${*:+,$*}")
-  stamp="$extras $(cksum <pyproject.toml) $PWD"
+  release="$(cksum <pyproject.toml) $PWD"
+  stamp="$extras $release"
   [ -f .venv/quickstart-installed ] && grep -qxF "$stamp" .venv/quickstart-installed && return 0
   if [ ! -x .venv/bin/python ]; then
     python=$(quickstart_python) || return 2
@@ -58,7 +61,5 @@ quickstart_install() {
     quickstart_say "installation failed; the lines above are pip's"
     return 1
   }
-  printf '%s\n' "$stamp" >>.venv/quickstart-installed
+  printf '%s\n' "$device $release" "$stamp" >>.venv/quickstart-installed  # with extras is also without
 }
-
-quickstart_install "$@"

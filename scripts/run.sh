@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/install.sh
+quickstart_install
 exec .venv/bin/python -m quickstart.run "$@"

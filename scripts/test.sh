@@ -4,7 +4,8 @@
 set -euo pipefail
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}  # torch's threads sleep while they wait: see trainers/environment.py
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-. scripts/install.sh test
+. scripts/install.sh
+quickstart_install test
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
