@@ -150,8 +150,8 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
     return _optimizer(cfg, f"{ACTOR}.optim", rl.learning_rate) | {
         f"{ACTOR}.ppo_mini_batch_size": prompts_per_update,  # in prompts: verl multiplies by n (trainer_base.py:1830)
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
-        f"{REFERENCE}.log_prob_micro_batch_size_per_gpu": micro,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
+        f"{REFERENCE}.log_prob_micro_batch_size_per_gpu": inference_rows(cfg),
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": inference_rows(cfg),
         f"{ACTOR}.ppo_epochs": rl.ppo_epochs,
         f"{ACTOR}.clip_ratio": rl.ppo_clip_ratio,
         f"{ACTOR}.clip_ratio_low": rl.ppo_clip_ratio,
@@ -165,6 +165,22 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
     }
 
 
+INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients: 1 GB for 0.5B weights, no logits (plugin/fused_head.py)
+
+
+def inference_rows(cfg: RunConfig) -> int:
+    """Rows of one pass without gradients: on a GPU as many as fit INFERENCE_TOKENS, a pass costs the host the same.
+
+    A divisor of the rows of a step, which verl asks for (workers/engine/utils.py:125).
+    """
+    micro, length = cfg.rl.per_device_train_batch_size, cfg.data.max_prompt_length + cfg.data.max_response_length
+    samples = cfg.rl.rollout_batch_size * generations(cfg)
+    if cfg.training.device != "cuda":
+        return micro
+    fitting = range(micro, INFERENCE_TOKENS // length + 1, micro)
+    return max((rows for rows in fitting if samples % rows == 0), default=micro)
+
+
 def _critic(cfg: RunConfig) -> dict[str, Any]:
     rl = cfg.rl
     return _optimizer(cfg, "critic.optim", rl.critic_learning_rate) | {
@@ -172,7 +188,7 @@ def _critic(cfg: RunConfig) -> dict[str, Any]:
         # the V1 trainer never hands that on to the engine, which then packs 32,768 tokens (trainer_base.py:266-283)
         "critic.fsdp.use_dynamic_bsz": False,
         "critic.fsdp.micro_batch_size_per_gpu": rl.per_device_train_batch_size,
-        "critic.fsdp.infer_micro_batch_size_per_gpu": rl.per_device_train_batch_size,
+        "critic.fsdp.infer_micro_batch_size_per_gpu": inference_rows(cfg),
         "critic.cliprange_value": rl.value_clip,
         "critic.data_loader_seed": cfg.training.seed,
     }

@@ -38,7 +38,7 @@ class Arena:
         self._flat: dict[torch.dtype, torch.Tensor] = {}
 
     def buffers(self, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-        """A gradient buffer for each parameter; the same memory for every caller of the same shapes."""
+        """A gradient buffer for each parameter; the same memory for every caller that is no larger than the first."""
         size = sum(p.numel() for p in parameters)
         kind, device = parameters[0].dtype, parameters[0].device
         flat = self._flat.get(kind)
@@ -76,6 +76,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         ctx.owner.take_gradients()
+        if ctx.step.grad_out is None:
+            ctx.step.grad_out = torch.zeros_like(ctx.step.out)
         ctx.step.grad_out.copy_(grad)
         ctx.step.backward()
         return ctx.step.grad_hidden, None, None
@@ -142,6 +144,10 @@ class GraphedBody:
 
     def take_gradients(self) -> None:
         """The buffers become the parameters' gradients, at zero where they are not yet."""
+        if all(parameter.grad is None for parameter in self._parameters):
+            torch._foreach_zero_(self._buffers)
+            for parameter, buffer in zip(self._parameters, self._buffers, strict=True):
+                parameter.grad = buffer
         for parameter, buffer in zip(self._parameters, self._buffers, strict=True):
             if parameter.grad is None:
                 parameter.grad = buffer.zero_()
@@ -165,14 +171,11 @@ class GraphedBody:
 
         step = _Pass(hidden=hidden, mask=mask, positions=positions, out=sample, forward=_nothing)
         step.addresses = [p.data_ptr() for p in self._parameters]
-        if with_gradients:
-            step.grad_out = torch.zeros_like(sample)
 
         def forward() -> None:
             step.out = run()
 
         def backward() -> None:
-            assert step.grad_out is not None
             grads = torch.autograd.grad(step.out, (hidden, *self._parameters), step.grad_out)
             torch._foreach_add_(self._buffers, list(grads[1:]))
             step.grad_hidden = grads[0]
@@ -183,32 +186,21 @@ class GraphedBody:
         return self._record(step, forward, backward if with_gradients else None)
 
     def _record(self, step: _Pass, forward: Callable[[], None], backward: Callable[[], None] | None) -> _Pass:
-        """Run once on a stream of its own, so that workspaces are made, then capture."""
+        """Capture. Nothing is computed meanwhile; the eager passes before have loaded every kernel."""
         if self._arena.pool is None:
             self._arena.pool = torch.cuda.graph_pool_handle()
-        kept = (
-            [b.clone() for b in self._buffers] if backward and any(p.grad is not None for p in self._parameters) else []
-        )
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            forward()
-            if backward:
-                backward()
-            step.out = step.hidden.detach()
-        torch.cuda.current_stream().wait_stream(stream)
-        graphs = []
-        for what in filter(None, (forward, backward)):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._arena.pool):
-                what()
-            graphs.append(graph)
-        for buffer, before in zip(self._buffers, kept, strict=False):
-            buffer.copy_(before)
+        step.forward = self._graph(forward).replay
+        if backward:
+            step.grad_out = torch.zeros_like(step.out)  # of the body's type, which may not be that of the embeddings
+            step.backward = self._graph(backward).replay
         step.out = step.out.detach()  # the autograd graph of the capture is not used again
-        step.forward = graphs[0].replay
-        step.backward = graphs[1].replay if backward else None
         return step
+
+    def _graph(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._arena.pool):
+            work()
+        return graph
 
 
 def _nothing() -> None:

@@ -20,6 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
+from quickstart.plugin.lean_layers import make_lean
 
 # How long a batch waits for more requests when it is not known how many will come.
 QUIET_SECONDS = 0.02
@@ -72,6 +73,8 @@ class LocalRollout(BaseRollout):
                 dtype=self._dtype,
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
+        if self._device.type == "cuda":
+            make_lean(self.model)
         self._generator: Generator | None = None
         self._drawing_for: tuple[int, ...] = ()
         self._waiting: list[_Request] = []

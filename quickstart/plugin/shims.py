@@ -19,6 +19,7 @@ from quickstart.errors import Fault, UserError
 from quickstart.plugin import SUPPORTED_VERL
 from quickstart.plugin.fused_head import patch_one_model
 from quickstart.plugin.graphed_body import Arena, graph_body
+from quickstart.plugin.lean_layers import make_lean, store_products
 
 HF_ROLLOUT = ("hf", "async")
 HF_ROLLOUT_CLASS = "quickstart.plugin.rollout.LocalRollout"
@@ -129,7 +130,14 @@ def leave_whole(arena: Arena | None) -> Callable[[torch.nn.Module, dict[str, Any
     """
 
     def apply(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
-        if arena is not None and not config.param_offload:
+        from verl.utils.torch_dtypes import PrecisionType
+
+        if arena is None:
+            return
+        make_lean(model)
+        if config.forward_only and config.mixed_precision:
+            store_products(model, PrecisionType.to_dtype(config.mixed_precision["param_dtype"]))
+        if not config.param_offload:
             graph_body(model, arena)
 
     return apply
