@@ -6,22 +6,12 @@ from pathlib import Path
 import local_runs
 import pytest
 import torch
+from local_runs import same
 
 from quickstart.trainers import ppo
 from quickstart.trainers.watch import StopRequested
 
 STEPS = 4
-
-
-def same(ours, theirs, limit=1e-6):
-    """Names of metrics that differ by more (relative above 1). Times and memory do not count."""
-    assert set(ours) == set(theirs)
-    return [
-        name
-        for name in ours
-        if not any(part in name for part in ("timing", "perf/", "/perf/"))
-        and not abs(ours[name] - theirs[name]) <= limit * max(1.0, abs(theirs[name]))
-    ]
 
 
 @pytest.fixture(scope="module")

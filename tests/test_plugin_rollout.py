@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from quickstart.errors import RunError
 from quickstart.plugin import rollout as module
 from quickstart.plugin.engine import Generator
 from quickstart.plugin.rollout import LocalRollout, read_sampling, stop_token_ids
@@ -341,3 +342,53 @@ class TestStopTokens:
         (answer,) = ask(rollout, (PROMPT, GREEDY))
         assert answer.token_ids == wanted[: wanted.index(wanted[2]) + 1]
         assert answer.extra_fields["finish_reason"] == "stop"
+
+
+class TestOutOfMemory:
+    def break_it(self, rollout, *failing):
+        generator, rows = rollout._generator, []
+        original = generator._batch
+
+        def fail(prompts, sampling, on_tokens):
+            rows.append(len(prompts))
+            if len(rows) in failing:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return original(prompts, sampling, on_tokens)
+
+        generator._batch = fail
+        return rows
+
+    @pytest.fixture
+    def rollout(self, tiny_tied):
+        rollout = make(tiny_tied)
+        send(rollout, actor(tiny_tied))
+        return rollout
+
+    def test_come_in_halves_once(self, rollout):
+        told = []
+        rollout.tell = told.append
+        wanted = ask(rollout, *[(PROMPT, GREEDY)] * 4)
+        rows = self.break_it(rollout, 1)
+        found = ask(rollout, *[(PROMPT, GREEDY)] * 4)
+        assert rows == [4, 2, 2]
+        assert [a.token_ids for a in found] == [a.token_ids for a in wanted]
+        assert len(told) == 1
+        assert "2 instead of 4 answers at a time" in told[0]
+
+    @pytest.mark.parametrize("failing", [(1, 2), (1, 4)])
+    def test_then_it_is_the_end(self, rollout, failing):
+        self.break_it(rollout, *failing)
+        answers = [ask(rollout, *[(PROMPT, GREEDY)] * 4) for _ in range(2)]
+        errors = [e for turn in answers for e in turn if isinstance(e, RunError)]
+        assert errors
+        assert "generating answers: found out of memory" in str(errors[0])
+
+    def test_one_cannot_be_halved(self, rollout):
+        self.break_it(rollout, 1)
+        (error,) = ask(rollout, (PROMPT, GREEDY))
+        assert "one answer at a time" in str(error)
+
+    def test_other_errors_pass(self, rollout):
+        rollout._generator._batch = lambda *_: 1 / 0
+        (error,) = ask(rollout, (PROMPT, GREEDY))
+        assert isinstance(error, ZeroDivisionError)

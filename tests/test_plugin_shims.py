@@ -124,6 +124,10 @@ REASONS = [
     (f"{TRAINER}._compute_values", "ray.get(output.futures)"),
     (f"{TRAINER}._init_resource_pool_mgr", "ray.remote(ActorRolloutRefWorker)"),
     (f"{TRAINER}.fit", "self.logger = Tracking("),
+    # retry.py: gradients are zeroed before a pass, so that a pass can be done again; sizes are read from the batch
+    ("verl.workers.engine.base:BaseEngine.train_batch", "self.optimizer_zero_grad()"),
+    ("verl.workers.engine.utils:prepare_micro_batches", 'micro_batch_size_per_gpu = data["micro_batch_size_per_gpu"]'),
+    ("verl.workers.engine.utils:prepare_micro_batches", 'max_token_len_per_gpu = data["max_token_len_per_gpu"]'),
     ("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "tq.kv_list()"),
     ("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.__init__", "poll_interval: float = 2.0"),
     ("verl.trainer.ppo.padding_utils:upsample_batch_to_divisible_size", "tq.kv_batch_get("),

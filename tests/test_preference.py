@@ -19,6 +19,8 @@ pytest.importorskip("verl")
 import preference_runs as runs
 import tiny_models
 import torch
+from local_runs import same
+from scarce import Memory
 
 from quickstart.data.prepare import Labelled, Pair
 from quickstart.errors import RunError, UserError
@@ -326,3 +328,38 @@ def test_length_batches_hold_their_budget() -> None:
     order = sorted(range(5), key=lambda i: len(rows[i]))
     assert list(length_batches(order, [len(row) for row in rows], 12)) == [[1, 3, 0], [4], [2]]
     assert list(length_batches(order, [len(row) for row in rows], 1)) == [[1], [3], [0], [4], [2]]
+
+
+class TestOutOfMemory:
+    def fit(self, build: Build, *failing: int, size: int = 4) -> tuple[list[dict[str, float]], list[int]]:
+        trainer = build(steps=2, settings={"rl.per_device_train_batch_size": size})
+        memory = Memory(trainer.policy.engine, *failing)
+        trainer._sampler = None
+        trainer.fit()
+        return trainer.memory.updates, memory.rows
+
+    def test_stay_whole(self, build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+        wanted, _ = self.fit(build)
+        found, rows = self.fit(build, 2)
+        assert rows[:4] == [8, 8, 4, 4]
+        assert set(rows[2:]) == {4}
+        assert "in the update of the actor" in (out := capsys.readouterr().out)
+        assert "2 instead of 4 pairs at a time" in out
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert same(ours, theirs) == []
+
+    def test_a_second_time_is_the_end(self, build: Build) -> None:
+        with pytest.raises(RunError, match="update of the actor"):
+            self.fit(build, 1, 2)
+
+    def test_one_pair_cannot_be_halved(self, build: Build) -> None:
+        with pytest.raises(RunError, match="a batch of one"):
+            self.fit(build, 1, size=1)
+
+    def test_log_probs_are_halved_too(self, build: Build) -> None:
+        trainer = build(steps=1)
+        rows = trainer.data.train.rows[:4]
+        wanted = trainer.policy.log_probs(rows, tokens=10_000)
+        memory = Memory(trainer.policy.engine, 1, forward_only=True)
+        torch.testing.assert_close(trainer.policy.log_probs(rows, tokens=10_000), wanted, rtol=0, atol=1e-4)
+        assert memory.rows == [4, 2, 2]

@@ -142,6 +142,12 @@ class GraphedBody:
             out = step.out
         return BaseModelOutputWithPast(last_hidden_state=out[:, :length])
 
+    def release(self) -> None:
+        """Free the captured passes, and capture anew: shapes have changed for good, or memory is short."""
+        self._passes.clear()
+        self._seen.clear()
+        self._arena.pool = None  # a pool without graphs cannot be used again
+
     def take_gradients(self) -> None:
         """The buffers become the parameters' gradients, at zero where they are not yet."""
         if all(parameter.grad is None for parameter in self._parameters):
@@ -249,3 +255,10 @@ def graph_body(model: torch.nn.Module, arena: Arena) -> None:
     if can_graph(model):
         body: Any = model.base_model
         body.forward = GraphedBody(body, arena)
+
+
+def release_graphs(model: torch.nn.Module) -> None:
+    """Free the graphs of a model's body, if it has any."""
+    forward = getattr(getattr(model, "base_model", None), "forward", None)
+    if isinstance(forward, GraphedBody):
+        forward.release()

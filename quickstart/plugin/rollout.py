@@ -21,6 +21,7 @@ from verl.workers.rollout.replica import TokenOutput
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
 from quickstart.plugin.lean_layers import make_lean
+from quickstart.plugin.retry import LOWER_ANSWERS, attempt, free_cached, out_of_memory
 
 # How long a batch waits for more requests when it is not known how many will come.
 QUIET_SECONDS = 0.02
@@ -64,6 +65,8 @@ class LocalRollout(BaseRollout):
         super().__init__(config, model_config, device_mesh)
         self.expected: Callable[[], int] | None = None
         self.on_tokens: Callable[[int], None] | None = None
+        self.tell: Callable[[str], None] = print
+        self._halved = False
         self.global_steps: int | None = None
         self._device = torch.device(device_mesh.device_type)
         self._dtype = getattr(torch, self.config.dtype)
@@ -214,13 +217,35 @@ class LocalRollout(BaseRollout):
     def _run_batch(self) -> None:
         batch, self._waiting, self._timer = self._waiting, [], None
         try:
-            assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
-            answers = self._generator.generate(
-                [r.prompt_ids for r in batch], [r.sampling for r in batch], self.on_tokens
-            )
+            answers = self._answers([r.prompt_ids for r in batch], [r.sampling for r in batch])
         except Exception as error:  # belongs to those who wait, not to the event loop
             for request in batch:
                 request.answer.set_exception(error)
             return
         for request, answer in zip(batch, answers, strict=True):
             request.answer.set_result(answer)
+
+    def _answers(self, prompts: list[list[int]], sampling: list[Sampling]) -> list[Completion]:
+        """Of one batch. Where memory runs out, once a run, in halves: other draws, from the same distribution."""
+        assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
+        generator = self._generator
+        answers, failed = attempt(lambda: generator.generate(prompts, sampling, self.on_tokens))
+        if failed is None:
+            return answers
+        rows = min(generator.max_rows or len(prompts), len(prompts))
+        if self._halved or rows == 1:
+            why = "answers were halved before" if self._halved else "one answer at a time cannot be halved"
+            raise out_of_memory("generating answers", failed, why, LOWER_ANSWERS)
+        self._halved, generator.max_rows = True, rows // 2
+        if isinstance(generator, GraphGenerator):
+            generator.release()
+        free_cached()
+        generator.begin(*self._drawing_for)
+        self.tell(
+            f"Warning: out of memory while generating answers{failed}. They are drawn again, and the run goes on at "
+            f"{rows // 2} instead of {rows} answers at a time (rollout.max_num_seqs)"
+        )
+        answers, failed = attempt(lambda: generator.generate(prompts, sampling, self.on_tokens))
+        if failed is not None:
+            raise out_of_memory("generating answers", failed, "half of them do not fit either", LOWER_ANSWERS)
+        return answers

@@ -20,6 +20,7 @@ from quickstart.plugin import SUPPORTED_VERL
 from quickstart.plugin.fused_head import patch_one_model
 from quickstart.plugin.graphed_body import Arena, graph_body
 from quickstart.plugin.lean_layers import make_lean, store_products
+from quickstart.plugin.retry import Halving
 
 HF_ROLLOUT = ("hf", "async")
 HF_ROLLOUT_CLASS = "quickstart.plugin.rollout.LocalRollout"
@@ -214,7 +215,7 @@ def merge_adapters(module: torch.nn.Module, do_merge: bool) -> None:
     _merge_or_unmerge_lora_(module, merge=do_merge)
 
 
-def _unsharded_shims(device: str) -> list[Shim]:
+def _unsharded_shims(device: str, halving: Halving) -> list[Shim]:
     from verl.models.transformers import monkey_patch
     from verl.utils import fsdp_utils
     from verl.workers.engine.fsdp import transformer_impl
@@ -253,16 +254,28 @@ def _unsharded_shims(device: str) -> list[Shim]:
             why="it refuses a model that is not sharded, so that LoRA weights could be neither exported nor synced",
             where="verl/utils/fsdp_utils.py:909-931",
         ),
+        Shim(
+            module=transformer_impl.FSDPEngine,
+            name="forward_backward_batch",
+            replacement=halving.around(transformer_impl.FSDPEngine.forward_backward_batch),
+            why="a pass that runs out of memory ends the run with a traceback, where halves of it would fit",
+            where="verl/workers/engine/fsdp/transformer_impl.py:724",
+        ),
     ]
 
 
 def shims_for(
-    device: str, *, reference_on_device: bool = True, one_device: bool = True, trust_remote_code: bool = False
+    device: str,
+    *,
+    reference_on_device: bool = True,
+    one_device: bool = True,
+    trust_remote_code: bool = False,
+    halving: Halving | None = None,
 ) -> list[Shim]:
     """The shims of a run on `device` ("cpu" or "cuda"). Imports verl's engine."""
     shims = _common_shims(trust_remote_code)
     if one_device:
-        shims += _unsharded_shims(device)
+        shims += _unsharded_shims(device, halving or Halving())
     if device == "cpu" or reference_on_device:
         shims.append(_resident_reference_shim())
     return shims
@@ -286,7 +299,12 @@ def register_rollout() -> None:
 
 
 def install(
-    device: str, *, reference_on_device: bool = True, one_device: bool = True, trust_remote_code: bool = False
+    device: str,
+    *,
+    reference_on_device: bool = True,
+    one_device: bool = True,
+    trust_remote_code: bool = False,
+    halving: Halving | None = None,
 ) -> Callable[[], None]:
     """Make verl ready for a run on `device`. Returns the undo of what was replaced (registrations stay).
 
@@ -295,6 +313,7 @@ def install(
         reference_on_device: the frozen reference stays on the device instead of in pinned host memory.
         one_device: this process is the whole run; models are not sharded.
         trust_remote_code: whether code that comes with a tokenizer may run.
+        halving: retries passes that run out of memory, on one device.
 
     Raises:
         UserError: another verl than SUPPORTED_VERL is installed.
@@ -309,6 +328,7 @@ def install(
             reference_on_device=reference_on_device,
             one_device=one_device,
             trust_remote_code=trust_remote_code,
+            halving=halving,
         )
     )
 

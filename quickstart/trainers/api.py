@@ -230,7 +230,7 @@ def _ppo(
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
     with environment.without_packages(*environment.UNUSED_PACKAGES):
-        from quickstart.plugin import shims
+        from quickstart.plugin import retry, shims
         from quickstart.trainers import ppo
 
         keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
@@ -239,6 +239,7 @@ def _ppo(
             cfg.training.device,
             reference_on_device=cfg.rl.reference_offload is None,
             trust_remote_code=cfg.model.trust_remote_code,
+            halving=retry.Halving(cfg.rl.per_device_train_batch_size, recorder.phase),
         )
     environment.seed_everything(cfg.training.seed)
     recorder.phase(f"Loading reward: {cfg.rl.reward}")

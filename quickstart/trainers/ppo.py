@@ -23,6 +23,7 @@ from verl.utils.tracking import Tracking
 from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin.agent_loop import LocalAgentLoopManager
 from quickstart.plugin.local import LocalRun, in_process
+from quickstart.plugin.retry import clear_end
 from quickstart.plugin.shims import Shim, replace_names
 from quickstart.trainers.export import export_model
 from quickstart.trainers.resume import checkpoints
@@ -183,7 +184,9 @@ def local_trainer(config: Any, reporter: Reporter, stop: Callable[[], bool]) -> 
     """A trainer whose models are loaded, ready for :func:`fit`; its stand-ins are put back at the end."""
     with in_process(lambda what: reporter.phase(f"Initialising {what}")) as run:
         trainer = LocalPPOTrainer(config, run, reporter, stop)
-        trainer.init()
+        with clear_end(lambda: "loading the models"):
+            trainer.init()
+        run.rollout.tell = reporter.phase
         yield trainer
 
 
@@ -192,7 +195,7 @@ def fit(trainer: LocalPPOTrainer) -> None:
 
     Raises:
         StopRequested: `stop` said so; the last finished step is trainer.global_steps.
-        RunError: the reward failed, or gradients stayed non-finite.
+        RunError: the reward failed, gradients stayed non-finite, or memory ran out a second time.
     """
     run = trainer._run
     tracking = type("ReportingTracking", (_ReportingTracking,), {"report": staticmethod(trainer.report_metrics)})
@@ -208,6 +211,7 @@ def fit(trainer: LocalPPOTrainer) -> None:
         ]
     )
     try:
-        trainer.fit(LocalAgentLoopManager(trainer.config, run.rollout, run.reward_handles, run.loop))
+        with clear_end(lambda: f"step {trainer.global_steps}"):
+            trainer.fit(LocalAgentLoopManager(trainer.config, run.rollout, run.reward_handles, run.loop))
     finally:
         undo()

@@ -21,6 +21,7 @@ from quickstart import verl_compose, verl_config
 from quickstart.arguments import RunConfig
 from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin import shims
+from quickstart.plugin.retry import Halving, clear_end
 from quickstart.plugin.training import Policy
 from quickstart.trainers import environment
 from quickstart.trainers.export import export_model
@@ -67,11 +68,13 @@ def run_preference(
     """
     keys = verl_config.translate_preference(cfg, chat_template=chat_template, steps=steps)
     whole = verl_compose.compose_preference(keys, cfg.verl)
-    undo = shims.install(str(cfg.training.device))
+    halving = Halving(cfg.rl.per_device_train_batch_size, reporter.phase)
+    undo = shims.install(str(cfg.training.device), halving=halving)
     environment.seed_everything(cfg.training.seed)
     try:
         with environment.process_group():
-            policy = Policy(whole, data.objective, data.objective.group)
+            with clear_end(lambda: "loading the model"):
+                policy = Policy(whole, data.objective, data.objective.group)
             trainer = PreferenceTrainer(
                 policy,
                 cfg,
@@ -86,7 +89,8 @@ def run_preference(
                 resume=resume,
             )
             ready()
-            trainer.fit()
+            with clear_end(lambda: f"step {trainer.global_step + 1}"):
+                trainer.fit()
     finally:
         undo()
 
@@ -264,7 +268,7 @@ class PreferenceTrainer:
 
         Raises:
             StopRequested: `stop` said so; everything up to global_step is recorded and saved.
-            RunError: gradients stayed non-finite, or the reward failed.
+            RunError: gradients stayed non-finite, the reward failed, or memory ran out a second time.
         """
         if self.global_step == 0:
             self.sample(1)

@@ -26,6 +26,17 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+def same(ours: Mapping[str, float], theirs: Mapping[str, float], limit: float = 1e-6) -> list[str]:
+    """Names of metrics that differ by more (relative above 1). Times and memory do not count."""
+    assert set(ours) == set(theirs)
+    return [
+        name
+        for name in ours
+        if not any(part in name for part in ("timing", "perf/", "/perf/"))
+        and not abs(ours[name] - theirs[name]) <= limit * max(1.0, abs(theirs[name]))
+    ]
+
+
 def settings(policy: Path, **sections: Mapping[str, Any]) -> Any:
     """Resolved arguments: SMALL, then the policy's folder, then the sections given (model=..., rl=..., verl=...)."""
     from quickstart import config
@@ -100,12 +111,13 @@ def run(
         before: called with the trainer, once its models are loaded.
         record: where to keep what is told, for runs that end with an error.
     """
-    from quickstart.plugin import shims
+    from quickstart.plugin import retry, shims
     from quickstart.trainers import environment, ppo
 
     environment.seed_everything(seed)
     record = record or Recording()
-    undo = shims.install("cpu")
+    micro = config.critic.ppo_micro_batch_size_per_gpu
+    undo = shims.install("cpu", halving=retry.Halving(micro, record.phase))
     try:
         with environment.process_group(), ppo.local_trainer(config, record, stop) as trainer:
             if before is not None:
