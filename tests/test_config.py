@@ -96,6 +96,19 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)24 << 30; 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = attribute == 75 ? 8 : attribute == 76 ? 9 : -1; return 0; }
 """
+STAND_IN_UUID = """
+int cuDeviceGetUuid(unsigned char *uuid, int device) { for (int i = 0; i < 16; i++) uuid[i] = 16 + i; return 0; }
+"""
+STAND_IN_NVML = """
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
+static int device;
+int nvmlInit_v2(void) { return STATUS; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    *handle = &device; return strcmp(uuid, "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"); }
+int nvmlDeviceGetMemoryInfo(void *handle, nvmlMemory_t *memory) {
+    memory->total = 24ull << 30; memory->free = 3ull << 30; memory->used = 21ull << 30; return handle != &device; }
+"""
 LOCAL = ["data.train_file=train.jsonl", "model.model_name_or_path=tiny"]
 
 
@@ -678,7 +691,7 @@ class TestProfiles:
         assert "without CUDA" in profile.find_gpus()[1]
 
     def test_the_driver_answers_in_lines(self, monkeypatch):
-        answer = types.SimpleNamespace(returncode=0, stdout="85899345920 8 0 NVIDIA A100-SXM4\n", stderr="")
+        answer = types.SimpleNamespace(returncode=0, stdout="85899345920 -1 8 0 NVIDIA A100-SXM4\n", stderr="")
         monkeypatch.setattr(profile.subprocess, "run", lambda *a, **k: answer)
         gpus, why = profile.ask_driver()
         assert gpus == (Gpu(name="NVIDIA A100-SXM4", memory_bytes=85899345920, capability=(8, 0)),)
@@ -703,6 +716,19 @@ class TestProfiles:
         assert why in reason
         assert len(gpus) == (0 if why else count)
         assert all(gpu == Gpu(name="Stand-in GPU", memory_bytes=24 << 30, capability=(8, 9)) for gpu in gpus)
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a stand-in driver with")
+    @pytest.mark.parametrize(("status", "free"), [(0, 3 << 30), (999, None)])
+    def test_the_question_to_nvml_fits_its_interface(self, tmp_path, monkeypatch, status, free):
+        """Against stand-ins with the signatures of cuda.h and nvml.h: the device is named by its UUID."""
+        driver = STAND_IN_DRIVER.replace("STATUS", "0").replace("COUNT", "1") + STAND_IN_UUID
+        for name, text in (("cuda", driver), ("nvidia-ml", STAND_IN_NVML.replace("STATUS", str(status)))):
+            (tmp_path / f"{name}.c").write_text(text)
+            library = str(tmp_path / f"lib{name}.so.1")
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / f"{name}.c")], check=True)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        (gpu,), _ = profile.ask_driver()
+        assert gpu.free_bytes == free
 
     def test_cpus_are_at_least_one_and_at_most_the_affinity(self, monkeypatch):
         monkeypatch.setattr(profile, "cgroup_quota", lambda: 0.5)
@@ -763,6 +789,11 @@ class TestResolve:
         assert "not installed" in only_fault(config.resolve, cfg, Probe(gpus=(H200,))).rule
         ready = Probe(gpus=(H200,), has_flash_attention=True)
         assert config.resolve(cfg, ready).cfg.model.use_flash_attention_2
+
+    def test_float16_needs_a_gpu(self, here):
+        cfg = load(here, "", "model.torch_dtype=float16")
+        assert "loss scaler" in only_fault(config.resolve, cfg, CPU).rule
+        assert config.resolve(cfg, Probe(gpus=(H200,))).cfg.model.torch_dtype == "float16"
 
     def test_offload_on_a_cpu_is_mentioned(self, here):
         cfg = config.resolve(load(here, "", "rl.actor_offload=cpu"), CPU).cfg

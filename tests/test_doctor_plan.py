@@ -228,6 +228,16 @@ def test_the_plan_against_a_card(capacity: float, state: str) -> None:
         assert "(saves" in device.fix
 
 
+@pytest.mark.parametrize(("free", "state"), [(None, "ok"), (39 * GB, "ok"), (1 * GB, "warning")])
+def test_a_card_that_others_use(free: int | None, state: str) -> None:
+    cfg = settings(probe=CARD, rl_type="ppo")
+    device, _ = budget.judge_budget(memory_plan(cfg, HALF_B), HOST, 40 * GB, [], free)
+    assert device.state == state
+    if state == "warning":
+        assert "1.0 GB are free now" in device.text
+        assert device.fix.startswith("end the other programs on the GPU (nvidia-smi lists them)")
+
+
 @pytest.mark.parametrize(
     ("machine", "state", "words"),
     [

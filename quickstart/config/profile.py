@@ -15,9 +15,24 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# Asks the CUDA driver for count, then name, bytes and compute capability of each device. Prints one line each.
+# Asks the CUDA driver for count, then name, bytes and compute capability of each device. Prints one line each. What is
+# free the driver tells only to those who hold a context, which takes a second; NVML tells it at once. -1: unknown.
 ASK_DRIVER = """
 import ctypes
+
+def free(device):
+    uuid, handle, memory = (ctypes.c_ubyte * 16)(), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        failed = nvml.nvmlInit_v2() or cuda.cuDeviceGetUuid(uuid, device)
+        text = bytes(uuid).hex()
+        name = "-".join(["GPU", text[:8], text[8:12], text[12:16], text[16:20], text[20:]])
+        failed = failed or nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+        failed = failed or nvml.nvmlDeviceGetMemoryInfo(handle, memory)
+    except (OSError, AttributeError):
+        return -1
+    return -1 if failed else memory[1]  # total, free, used
+
 cuda = ctypes.CDLL("libcuda.so.1")
 status, count = cuda.cuInit(0), ctypes.c_int()
 if status: raise SystemExit(f"cuInit returned {status}")
@@ -30,7 +45,7 @@ for number in range(count.value):
     cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
     cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-    print(size.value, major.value, minor.value, name.value.decode())
+    print(size.value, free(device), major.value, minor.value, name.value.decode())
 """
 
 
@@ -41,6 +56,7 @@ class Gpu:
     name: str
     memory_bytes: int
     capability: tuple[int, int]
+    free_bytes: int | None = None  # when it was looked at; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +110,9 @@ def ask_driver() -> tuple[tuple[Gpu, ...], str]:
         return (), f"the CUDA driver refused: {reason}"
     gpus = []
     for line in child.stdout.splitlines():
-        size, major, minor, name = line.split(" ", 3)
-        gpus.append(Gpu(name=name, memory_bytes=int(size), capability=(int(major), int(minor))))
+        size, free, major, minor, name = line.split(" ", 4)
+        known = int(free) if int(free) >= 0 else None
+        gpus.append(Gpu(name=name, memory_bytes=int(size), capability=(int(major), int(minor)), free_bytes=known))
     return tuple(gpus), "" if gpus else "the CUDA driver sees no device"
 
 

@@ -228,6 +228,16 @@ RULES: tuple[Rule, ...] = (
         also=("rl.reward",),
     ),
     Rule(
+        "model.torch_dtype",
+        lambda c: c.training.device == "cpu" and c.model.torch_dtype == "float16",
+        lambda c: (
+            "float16 needs verl's loss scaler, which torch turns off without CUDA: small gradients would be lost, and "
+            "the first infinite one would go into the weights"
+        ),
+        lambda c: "write float32, or bfloat16",
+        also=("training.device",),
+    ),
+    Rule(
         "model.use_flash_attention_2",
         lambda c: c.training.device == "cpu" and c.model.use_flash_attention_2,
         lambda c: "flash-attn runs on CUDA only, and training.device is cpu",

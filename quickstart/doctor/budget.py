@@ -73,26 +73,35 @@ def place_of(cfg: RunConfig) -> Place:
     return "host" if cfg.training.device == "cpu" else "device"
 
 
-def judge_budget(plan: MemoryPlan, machine: Machine, device_bytes: int | None, ways: list[Saving]) -> list[Finding]:
+def judge_budget(
+    plan: MemoryPlan,
+    machine: Machine,
+    device_bytes: int | None,
+    ways: list[Saving],
+    device_free: int | None = None,
+) -> list[Finding]:
     """The plan against the device and the host. device_bytes: of the GPU or training.memory_budget_gb; None: a CPU run.
 
-    ways: of the place that matters, the device where there is one.
+    ways: of the place that matters, the device where there is one. device_free: None, it is not known.
     """
     findings: list[Finding] = []
     if device_bytes is not None:
-        found = judge_device(plan, device_bytes, ways)
+        found = judge_device(plan, device_bytes, ways, device_free)
         findings.append(dataclasses.replace(found, data=plan.table("device")))
     found = judge_host(plan, machine, ways if device_bytes is None else [])
     return [*findings, dataclasses.replace(found, data=plan.table("host"))]
 
 
-def judge_device(plan: MemoryPlan, device_bytes: int, ways: list[Saving]) -> Finding:
-    """A GPU is used up to RESERVE; beyond the plan's own error the run is refused."""
+def judge_device(plan: MemoryPlan, device_bytes: int, ways: list[Saving], free: int | None = None) -> Finding:
+    """A GPU is used up to RESERVE; beyond the plan's own error the run is refused. What others hold may go: warned."""
     check, (peak, phase) = "device memory plan", plan.peak("device")
     found = f"{gigabytes(peak)} of {gigabytes(device_bytes)} in the phase `{phase}` ({words(plan, 'device')})"
     fix = advice(ways)
     if peak > device_bytes * (1 + MARGIN):
         return error(check, found, fix, rule="it does not fit", field="training.memory_budget_gb")
+    if free is not None and peak > free:
+        rule = f"{gigabytes(free)} are free now, the rest is taken by other programs"
+        return warning(check, found, f"end the other programs on the GPU (nvidia-smi lists them), or {fix}", rule=rule)
     if peak > device_bytes * (1 - RESERVE):
         return warning(check, found, fix, rule=f"it fits barely; {RESERVE:.0%} should stay free")
     return ok(check, found)

@@ -206,7 +206,7 @@ def run_checks_of(facts: Facts, reward_seconds: float) -> list[Check]:
         wanted = facts.plan_memory(cfg)
         place = budget.place_of(cfg)
         ways = budget.savings(cfg, wanted, place, facts.plan_memory)
-        yield from budget.judge_budget(wanted, facts.machine, device_bytes(facts), ways)
+        yield from budget.judge_budget(wanted, facts.machine, device_bytes(facts), ways, device_free(facts))
         yield from budget.judge_savings(ways)
 
     def values() -> Iterable[Finding]:
@@ -261,6 +261,11 @@ def device_bytes(facts: Facts) -> int | None:
     if training.memory_budget_gb is not None:
         return int(training.memory_budget_gb * machine.GB)
     return facts.probe.gpus[0].memory_bytes
+
+
+def device_free(facts: Facts) -> int | None:
+    """Device memory that nobody holds; None where there is no GPU, or it is not known."""
+    return facts.probe.gpus[0].free_bytes if facts.cfg.training.device == "cuda" else None
 
 
 def disk_need(facts: Facts) -> int:
