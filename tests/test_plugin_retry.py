@@ -16,6 +16,7 @@ from verl.utils import tensordict_utils as tu
 
 from quickstart.errors import RunError
 from quickstart.plugin import retry
+from quickstart.trainers import ppo
 
 pytestmark = pytest.mark.usefixtures("process_variables")
 
@@ -108,6 +109,21 @@ class TestPPO:
 
         with pytest.raises(RunError, match="step 1: found out of memory"):
             train(before=break_it, **PPO)
+
+
+class TestLossScale:
+    def test_each_norm_has_its_loss_and_its_scaler(self, train):
+        """float16 itself needs a GPU; in float32 verl's engines have the attribute, and no scaler in it."""
+        seen = {}
+
+        def look(trainer):
+            seen["scalers"] = {name: trainer._scaler(name) for name in ppo.NORMS}
+            seen["engines"] = [engine_of(trainer, role) for role in ("actor", "critic")]
+
+        record = train(before=look, **PPO)
+        assert set(ppo.NORMS) | set(ppo.NORMS.values()) <= set(record.updates[1])
+        assert list(seen["scalers"].values()) == [None, None]  # float32
+        assert all(hasattr(engine, "scaler") for engine in seen["engines"])
 
 
 def batch(lengths: list[int], **facts: Any) -> Any:

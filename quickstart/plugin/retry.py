@@ -140,10 +140,10 @@ class Halving:
         )
 
     def _field_words(self, old: int, new: int, unit: str) -> str:
-        """The setting that stands behind it. DPO's log-probs are taken of several micro batches at once."""
-        if self._size is None or unit == "tokens":
+        """The setting that stands behind it. Log-probs may be taken of more rows at once than an update."""
+        if self._size in (None, 1) or unit == "tokens":
             return ""
-        half = new if old == self._size else max(self._size // 2, 1)
+        half = new if old == self._size else self._size // 2
         return f" ({FIELD} {self._size} -> {half})"
 
 

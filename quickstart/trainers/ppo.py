@@ -29,6 +29,7 @@ from quickstart.trainers.export import export_model
 from quickstart.trainers.resume import checkpoints
 from quickstart.trainers.watch import GradientWatch, Reporter, RewardWatch, StopRequested
 
+NORMS = {"actor/grad_norm": "actor/loss", "critic/grad_norm": "critic/loss"}  # with their losses
 REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
 
 
@@ -83,7 +84,7 @@ class LocalPPOTrainer(PPOTrainerSync):
         self._run, self._reporter, self._stop = run, reporter, stop
         self._evaluated: list[dict[str, Any]] = []
         run.store.before_clear = self._keep_evaluated
-        self._watch = GradientWatch(("actor/grad_norm", "critic/grad_norm"), REMEDY)
+        self._watch = GradientWatch(NORMS, REMEDY, self._scaler, reporter.phase)
         self._reward_watch = RewardWatch(reporter.phase)
 
     # ---- verl's hooks ----
@@ -144,6 +145,12 @@ class LocalPPOTrainer(PPOTrainerSync):
         if "training/global_step" in metrics:
             self._reporter.update(step, epoch, metrics)
             self._watch.look(step, metrics)
+
+    def _scaler(self, norm: str) -> Any:
+        """The loss scaler of the engine with this gradient norm; None but in float16."""
+        assert self._run.actor is not None
+        worker = self.critic_wg.worker if norm.startswith("critic/") else self._run.actor.worker.actor
+        return getattr(worker.engine, "scaler", None)
 
     def _keep_evaluated(self, keys: Sequence[str], partition: str) -> None:
         """verl hands out decoded templates of its evaluation (trainer_base.py:1108); the rows have the prompts."""

@@ -130,7 +130,8 @@ class PreferenceTrainer:
         self.policy, self.cfg, self.data, self.tokenizer = policy, cfg, data, tokenizer
         self.steps, self._folder, self._cache = steps, folder, cache
         self._reporter, self._stop = reporter, stop
-        self._watch = GradientWatch(("grad_norm",), REMEDY)
+        scaler = getattr(policy.engine, "scaler", None)
+        self._watch = GradientWatch({"grad_norm": "loss"}, REMEDY, lambda _: scaler, reporter.phase)
         self._block = cfg.rl.per_device_train_batch_size
         self._step_size = self._block * cfg.rl.gradient_accumulation_steps * policy.ranks
         self.plan = self._plan()

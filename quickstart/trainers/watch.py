@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from quickstart.errors import Fault, RunError
 
 NON_FINITE_LIMIT = 3  # updates in a row that verl skipped (transformer_impl.py:822) before the run is stopped
+SCALE_FLOOR = 2.0**4  # a loss scale this far below float16's usual 2**16 has done all that it can
 
 
 class Reporter(Protocol):
@@ -26,22 +27,47 @@ class StopRequested(Exception):  # noqa: N818  (not an error)
     """The user asked to stop; raised between two steps, with everything of the last one recorded."""
 
 
+class Scaler(Protocol):
+    """torch's gradient scaler, as far as it is asked."""
+
+    def get_scale(self) -> float: ...
+
+
 class GradientWatch:
     """Ends a run whose gradients stay non-finite. verl skips each such update in silence.
 
+    In float16 the loss is scaled by 65,536 at first, and where that is too much for a model's gradients the scaler
+    skips the update and halves the scale: told once a step, and no fault until the scale has come down to SCALE_FLOOR.
+    A loss that is itself not finite is not the scale's doing, and counts in any precision.
+
     Args:
-        names: metrics that hold gradient norms.
+        names: metrics that hold gradient norms, each with the one that holds the loss.
         remedy: what the user can do.
+        scaler: of the engine behind a norm; None: it has none.
+        tell: told of an update that a scaler has skipped.
     """
 
-    def __init__(self, names: tuple[str, ...], remedy: str) -> None:
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        remedy: str,
+        scaler: Callable[[str], Scaler | None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._names, self._remedy = names, remedy
+        self._scaler, self._tell = scaler, tell
         self._skipped = 0
 
     def look(self, step: int, metrics: Mapping[str, float]) -> None:
         """After each step. Raises RunError after NON_FINITE_LIMIT skipped updates in a row."""
         norms = {name: metrics[name] for name in self._names if name in metrics}
         broken = {name: norm for name, norm in norms.items() if not math.isfinite(norm)}
+        scales = {name: self._searching(name, metrics) for name in broken}
+        for name, scale in scales.items():
+            if scale is not None:
+                self._tell(f"Step {step}: update skipped, {name} not finite in float16; loss scale now {scale:g}")
+        if broken and None not in scales.values():
+            return  # neither a fault nor a sign that there is none
         self._skipped = self._skipped + 1 if broken else 0
         if self._skipped >= NON_FINITE_LIMIT:
             raise RunError(
@@ -52,6 +78,14 @@ class GradientWatch:
                     fix=self._remedy,
                 )
             )
+
+    def _searching(self, name: str, metrics: Mapping[str, float]) -> float | None:
+        """The scale that a scaler goes on with, where that alone can have been the trouble."""
+        scaler = self._scaler(name)
+        if scaler is None or not math.isfinite(metrics.get(self._names[name], 0.0)):
+            return None
+        scale = scaler.get_scale()
+        return scale if scale >= SCALE_FLOOR else None
 
 
 class RewardWatch:
