@@ -6,7 +6,7 @@ from quickstart.arguments import RunConfig
 from quickstart.config.rules import value_of
 
 BATCH = ("rl.per_device_train_batch_size", "rl.gradient_accumulation_steps")
-# The two together as they come: built in, in configs/ppo_min.yaml, in its profile `cpu`. tests/test_budget_fit.py.
+# The two together as they come: built in, in configs/ppo_min.yaml, in its profile `cpu`. tests/test_doctor_fit.py.
 SHIPPED_BATCHES = ((4, 1), (4, 5), (20, 1))
 
 
