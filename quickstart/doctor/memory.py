@@ -4,12 +4,15 @@ For one process on one device as it is set up here: whole models (plugin/shims.p
 float32, products in the compute dtype by autocast, gradients only inside an update, the rollout engine's own copy of
 the weights in the compute dtype. All numbers are bytes. They assume that every answer is as long as it may be.
 
-    weights        4 P a trained role (2 or 4 P the rollout engine's copy, 4 P the reference)
+    weights        4 P a trained role (2 or 4 P the rollout engine's copy; the reference 4 P, on a GPU 2 P
+                   and 4 for its embedding)
     gradients      4 P during its update (in a single pass: as activations go, see `beside`); on a GPU, for models that
                    replay graphs (plugin/graphed_body.py), those of the body in one buffer for all roles, all the time
     Adam           8 P after the first update
+    passes         without gradients, on a GPU: one layer of many rows, 3 i in the compute dtype and 4 h a token
     activations    kept for the backward pass, a layer and token: 24 h + 20 a + 16 i in float32, 20 h + 10 a + 8 i in
-                   bfloat16 (h width, a heads x head size, i inner width), with checkpointing 4 h and one layer in full
+                   bfloat16 (h width, a heads x head size, i inner width), with checkpointing 4 h and one layer in full;
+                   plugin/lean_layers.py keeps less of it on a GPU
     logits         on a CPU of one micro batch: see LOGITS; on a GPU of FUSED_TOKENS at most (plugin/fused_head.py)
     KV cache       2 x layers x key-value heads x head size x tokens x compute dtype, all answers of a step
 
@@ -33,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, REFERENCE_PREFERENCE_TYPES, RunConfig
-from quickstart.config import kl_place
+from quickstart.config import kl_place, samples_per_step
 from quickstart.doctor.parameters import ModelShape
 from quickstart.doctor.sizes import FLOAT, Sizes, activations, sizes_of
 
@@ -47,9 +50,10 @@ ADAM = 8  # two float32 moments
 # update: logits, copy, log-softmax and the gradients of these; the zeros in the first of them are hardly touched.
 LOGITS_FORWARD = {4: 12, 2: 14}
 LOGITS_UPDATE = 14
-# On a GPU logits exist for so many tokens at once, in four float32 copies, with gradients or without.
-FUSED_TOKENS = 2048  # plugin/fused_head.py, CHUNK
-LOGITS_FUSED = 16
+# On a GPU logits exist for so many tokens at once, in up to five float32 copies, with gradients or without.
+FUSED_TOKENS = 512  # plugin/fused_head.py, CHUNK
+LOGITS_FUSED = 20
+INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients at most (verl_config)
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
 DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
@@ -235,7 +239,9 @@ def reference(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[I
     if kl_place(cfg) == "none" or cfg.model.lora_rank:
         return []
     rests: Place = "host" if cfg.rl.reference_offload else "device"
-    size = FLOAT * sizes.shape.parameters
+    embedding = sizes.shape.vocabulary * sizes.shape.hidden
+    rest = sizes.compute if cfg.training.device != "cpu" else FLOAT  # lean_layers.store_products
+    size = FLOAT * embedding + rest * (sizes.shape.parameters - embedding)
     return [Item(role="reference", kind="weights", size=size, where=spread(phases, rests, busy_in("log-probs")))]
 
 
@@ -268,6 +274,13 @@ def logits(cfg: RunConfig, sizes: Sizes, on_cpu: int) -> int:
     if cfg.training.device == "cpu":
         return spots * sizes.shape.vocabulary * on_cpu
     return min(spots, FUSED_TOKENS) * sizes.shape.vocabulary * LOGITS_FUSED
+
+
+def inference(cfg: RunConfig, sizes: Sizes) -> int:
+    """One layer of a pass without gradients: a micro batch, or up to INFERENCE_TOKENS of the rows of a step."""
+    tokens = min(samples_per_step(cfg) * sizes.tokens, INFERENCE_TOKENS)
+    each = 3 * sizes.compute * sizes.shape.intermediate + FLOAT * sizes.shape.hidden
+    return max(tokens, sizes.rows * sizes.tokens) * each
 
 
 def policy_gradients(cfg: RunConfig, sizes: Sizes) -> int:
@@ -304,8 +317,11 @@ def forward(cfg: RunConfig, sizes: Sizes) -> list[Item]:
         Item(role="actor", kind="logits", size=size, where=busy_in("actor update")),
     ]
     if "log-probs" in phases_of(cfg):
-        size = logits(cfg, sizes, LOGITS_FORWARD[sizes.compute])
+        size = logits(cfg, sizes, LOGITS_FORWARD[sizes.compute])  # on a GPU of more rows; a chunk all the same
         items.append(Item(role="actor", kind="logits", size=size, where=busy_in("log-probs")))
+        if cfg.training.device != "cpu" and cfg.rl.rl_type not in PREFERENCE_TYPES:
+            size = inference(cfg, sizes)
+            items.append(Item(role="actor", kind="pass without gradients", size=size, where=busy_in("log-probs")))
     if sizes.compute < FLOAT:  # autocast keeps its casts of the weights until the pass is over
         size = sizes.compute * sizes.shape.parameters
         where = busy_in(*(p for p in ("actor update", "log-probs") if p in phases_of(cfg)))
