@@ -334,7 +334,10 @@ class TrainingArguments:
     num_devices: Auto | int = option("auto", "auto: 1 (verl: 8)", at_least=1)
     num_threads: Auto | int = option("auto", "CPU threads of torch; auto: what this process may use", at_least=1)
     memory_budget_gb: float | None = option(
-        None, "plan for so much device memory, in GB; null: what the device has", above=0
+        None,
+        "GiB that a run may take of the device's memory (on a CPU: of the host's). Offload, micro batch and "
+        "checkpointing that you leave open are chosen so that the memory plan stays below; null: no limit",
+        above=0,
     )
 
 

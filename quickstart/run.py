@@ -61,6 +61,10 @@ def execute(command: Command, arguments: Sequence[str]) -> int:
     resolved = config.resolve(config.load(command.config, list(command.overrides)))
     if command.flags & {"--print-config", "--dry-run"}:
         verl_compose.check_keys(resolved.cfg.verl)
+        if resolved.cfg.training.memory_budget_gb is not None:
+            from quickstart.doctor import before
+
+            resolved = before.foreseen(resolved)
         print(helptext.plan(resolved, with_table="--dry-run" in command.flags))
         return EXIT_DONE
 

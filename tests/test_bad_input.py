@@ -83,7 +83,8 @@ def test_a_batch_larger_than_the_data(refuse):
         ("training.output_dir=rows.jsonl", ["rows.jsonl", "folder"]),
         ("training.backend=ray", ["training.backend", "local"]),
         ("rl.rollout_engine=vllm", ["rl.rollout_engine", "hf"]),
-        ("training.memory_budget_gb=12", ["training.memory_budget_gb", "rl.actor_offload"]),
+        ("training.memory_budget_gb=0.1", ["training.memory_budget_gb", "found 0.1", "the least", "GiB", "or more"]),
+        ("training.memory_budget_gb=0", ["training.memory_budget_gb", "above 0"]),
         ("rl.reward=function:none.py:score", ["none.py"]),
     ],
 )

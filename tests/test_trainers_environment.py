@@ -6,9 +6,12 @@ import importlib
 import os
 import random
 import sys
+import types
+from typing import Any
 
 import pytest
 
+from quickstart.errors import RunError
 from quickstart.trainers import environment
 
 
@@ -86,3 +89,47 @@ class TestProcessGroup:
             with environment.process_group():
                 assert dist.is_initialized()
             assert dist.is_initialized()
+
+
+class FakeCuda:
+    """torch.cuda of a card of 48 GiB."""
+
+    def __init__(self) -> None:
+        self.fractions: list[float] = []
+
+    def get_device_properties(self, number: int) -> Any:
+        return types.SimpleNamespace(total_memory=48 * 2**30)
+
+    def set_per_process_memory_fraction(self, fraction: float, number: int) -> None:
+        self.fractions.append(fraction)
+
+
+class TestMemoryLimit:
+    @pytest.fixture
+    def cuda(self, monkeypatch) -> FakeCuda:
+        import torch
+
+        fake = FakeCuda()
+        monkeypatch.setattr(torch, "cuda", fake)
+        return fake
+
+    @pytest.mark.parametrize(("budget", "share"), [(12.0, 0.25), (96.0, 1.0)])
+    def test_a_gpu_is_held_to_it_inside_the_block(self, cuda, budget, share):
+        with environment.memory_limit("cuda", budget):
+            assert cuda.fractions == [share]
+        assert cuda.fractions == [share, 1.0]
+
+    @pytest.mark.parametrize(("device", "budget"), [("cuda", None), ("cpu", 12.0)])
+    def test_nothing_is_held_without_a_budget_or_a_gpu(self, cuda, device, budget):
+        with environment.memory_limit(device, budget):
+            pass
+        assert cuda.fractions == []
+
+    def test_running_out_is_told_as_what_it_is(self, cuda):
+        import torch
+
+        with pytest.raises(RunError, match=r"training\.memory_budget_gb: found 12") as caught:  # noqa: SIM117
+            with environment.memory_limit("cuda", 12.0):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore words")
+        assert "Tried to allocate 2 GiB" in caught.value.faults[0].rule
+        assert cuda.fractions[-1] == 1.0

@@ -19,12 +19,13 @@ from quickstart.config import build as _build
 from quickstart.config.build import Entries, Entry, merge, section_entries
 from quickstart.config.casting import Refused, cast, nearest_fix
 from quickstart.config.dump import to_mapping, to_yaml
+from quickstart.config.explicit import is_explicit
 from quickstart.config.names import TOP_LEVEL, unknown_key, unknown_section
 from quickstart.config.overrides import Override, parse_overrides
 from quickstart.config.paths import REPOSITORY
 from quickstart.config.profile import Gpu, Probe, choose_profile, probe_machine
 from quickstart.config.reading import parse_value, read_file
-from quickstart.config.resolve import Choice, Resolved, resolve
+from quickstart.config.resolve import Choice, Resolved, resolve, with_value
 from quickstart.config.rules import check_steps, generations, kl_place, samples_per_step, samples_per_update
 from quickstart.errors import Fault, UserError
 
@@ -37,6 +38,7 @@ __all__ = [
     "check_steps",
     "from_arguments",
     "generations",
+    "is_explicit",
     "kl_place",
     "load",
     "probe_machine",
@@ -45,6 +47,7 @@ __all__ = [
     "samples_per_update",
     "to_mapping",
     "to_yaml",
+    "with_value",
 ]
 
 DEFAULT_CONFIG = "configs/ppo_min.yaml"

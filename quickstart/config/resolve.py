@@ -133,6 +133,8 @@ def choose_dtype(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
 
 
 def choose_checkpointing(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
+    if cfg.training.memory_budget_gb is not None:
+        return False, "the memory budget does not need it, and it would cost time"  # else doctor.fit changes it
     if cfg.training.device == "cpu":
         return False, "host memory suffices, and it would cost time"
     memory = probe.gpus[0].memory_bytes / 2**30

@@ -1,10 +1,11 @@
 """What every training run has checked first: the cheap part of the doctor, under 2 s beside what the run does anyway.
 
     findings = before.environment(cfg)                                   # before the tokenizer is loaded
+    fitted = before.within_budget(cfg, choices, tokenizer=...)           # settings under training.memory_budget_gb
     findings += before.training(cfg, tokenizer=..., reward=...)          # once model, rows and reward are there
     before.write(outputs.doctor, findings)
 
-Both raise one UserError with every error. Nothing here imports torch (a reward that does so by itself aside). Not
+All raise one UserError with every error. Nothing here imports torch (a reward that does so by itself aside). Not
 here: child processes and the hub; the command has them.
 """
 
@@ -17,10 +18,13 @@ from typing import Any
 
 from quickstart import __version__
 from quickstart.arguments import RunConfig
+from quickstart.config import Choice, Resolved
 from quickstart.doctor import checks
 from quickstart.doctor.facts import Facts
 from quickstart.doctor.finding import Finding, counts, raise_errors, to_mapping
+from quickstart.doctor.fit import FIELD
 from quickstart.doctor.running import run_checks
+from quickstart.errors import Fault, UserError
 from quickstart.rewards import Guard
 from quickstart.writing import write_json
 
@@ -42,6 +46,38 @@ def training(cfg: RunConfig, *, tokenizer: Any, reward: Guard | None) -> list[Fi
     findings = run_checks([*checks.model_checks(facts), *checks.run_checks_of(facts, REWARD_SECONDS)])
     raise_errors(findings)
     return findings
+
+
+def within_budget(cfg: RunConfig, choices: Sequence[Choice], *, tokenizer: Any) -> Resolved:
+    """Settings that keep to training.memory_budget_gb, and what was chosen for it. Without a budget as they are.
+
+    Raises:
+        UserError: nothing keeps to it.
+    """
+    if cfg.training.memory_budget_gb is None:
+        return Resolved(cfg=cfg, choices=tuple(choices))
+    facts = Facts(known={"cfg": cfg, "tokenizer": tokenizer})
+    if facts.shape is None:
+        rule, fix = "config.json does not give the model's widths, so there is no plan", "leave it out"
+        raise UserError(Fault(field=FIELD, found=f"{cfg.training.memory_budget_gb:g}", rule=rule, fix=fix))
+    return facts.within_budget(choices)
+
+
+def foreseen(resolved: Resolved) -> Resolved:
+    """The same before a run, for --dry-run; where a model is not on this machine, the plan has to wait for it.
+
+    Raises:
+        UserError: nothing keeps to the budget.
+    """
+    cfg = resolved.cfg
+    if cfg.training.memory_budget_gb is None:
+        return resolved
+    facts = Facts(known={"cfg": cfg})
+    if facts.attempt(facts.planner) is None:
+        why = "what it changes is chosen when the model is on this machine"
+        later = Choice(field=FIELD, value=cfg.training.memory_budget_gb, why=why)
+        return Resolved(cfg=cfg, choices=(*resolved.choices, later))
+    return facts.within_budget(resolved.choices)
 
 
 def notices(findings: Sequence[Finding]) -> list[str]:

@@ -14,6 +14,7 @@ from quickstart.doctor import (
     accelerator,
     architecture,
     budget,
+    fit,
     hub,
     machine,
     packages,
@@ -203,6 +204,10 @@ def run_checks_of(facts: Facts, reward_seconds: float) -> list[Check]:
 
     def memory() -> Iterable[Finding]:
         cfg = facts.cfg
+        if cfg.training.memory_budget_gb is not None and "choices" in facts.known:  # a run has changed them already
+            fitted = facts.within_budget(facts.known["choices"])
+            yield fit.judge_fit(cfg, fitted)
+            cfg = fitted.cfg
         wanted = facts.plan_memory(cfg)
         place = budget.place_of(cfg)
         ways = budget.savings(cfg, wanted, place, facts.plan_memory)
@@ -255,12 +260,10 @@ def uses_ray(facts: Facts) -> bool:
 
 def device_bytes(facts: Facts) -> int | None:
     """Device memory that may be used; None on a CPU."""
-    training = facts.cfg.training
-    if training.device != "cuda":
-        return None
-    if training.memory_budget_gb is not None:
-        return int(training.memory_budget_gb * machine.GB)
-    return facts.probe.gpus[0].memory_bytes
+    card = facts.card_bytes
+    if card is None or facts.cfg.training.memory_budget_gb is None:
+        return card
+    return fit.budget_bytes(facts.cfg, card)
 
 
 def device_free(facts: Facts) -> int | None:

@@ -7,13 +7,14 @@ Not here: what a fact means.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quickstart import config, rewards
 from quickstart.arguments import CRITIC_TYPES, ROLLOUT_TYPES, RunConfig
-from quickstart.doctor import children, hub
+from quickstart.doctor import children, fit, hub
 from quickstart.doctor.architecture import Table, known_architectures
 from quickstart.doctor.machine import Machine, look_at_machine
 from quickstart.doctor.memory import MemoryPlan, memory_plan
@@ -59,7 +60,9 @@ class Facts:
     @fact
     def cfg(self) -> RunConfig:
         """The settings, "auto" filled in. Raises UserError."""
-        return config.resolve(config.load(self._path, self._overrides)).cfg
+        resolved = config.resolve(config.load(self._path, self._overrides))
+        self.known["choices"] = resolved.choices
+        return resolved.cfg
 
     @property
     def cfg_or_none(self) -> RunConfig | None:
@@ -247,16 +250,29 @@ class Facts:
 
     def plan_memory(self, cfg: RunConfig) -> MemoryPlan:
         """The memory plan of these or changed settings, with the longest prompt where rows could be read."""
+        return self.planner()(cfg)
+
+    def planner(self) -> Callable[[RunConfig], MemoryPlan]:
+        """The same for many settings: files are looked at once."""
         if self.shape is None:
             raise Blocked("widths in config.json")
         lengths = self.attempt(lambda: self.lengths)
-        return memory_plan(
-            cfg,
-            self.shape,
+        return functools.partial(
+            memory_plan,
+            shape=self.shape,
             critic=self.critic_shape,
             reward_parameters=self.reward_parameters,
             longest_prompt=max(lengths.prompts, default=None) if lengths else None,
         )
+
+    @property
+    def card_bytes(self) -> int | None:
+        """Memory of the GPU in use; None on a CPU."""
+        return self.probe.gpus[0].memory_bytes if self.cfg.training.device == "cuda" else None
+
+    def within_budget(self, choices: Sequence[config.Choice]) -> config.Resolved:
+        """The settings changed so that they keep to training.memory_budget_gb. Raises UserError."""
+        return fit.fit(self.cfg, choices, self.planner(), self.card_bytes)
 
 
 def usable_folder(name: str, field: str) -> Path:

@@ -4,11 +4,16 @@ For one process on one device as it is set up here: whole models (plugin/shims.p
 float32, products in the compute dtype by autocast, gradients only inside an update, the rollout engine's own copy of
 the weights in the compute dtype. All numbers are bytes. They assume that every answer is as long as it may be.
 
-    weights        4 P a trained role (2 or 4 P the rollout engine's copy, 4 P the reference)
-    gradients      4 P during its update (in a single pass: as activations go, see `beside`); Adam 8 P after the first
+    weights        4 P a trained role (2 or 4 P the rollout engine's copy; the reference 4 P, on a GPU 2 P
+                   and 4 for its embedding)
+    gradients      4 P during its update (in a single pass: as activations go, see `beside`); on a GPU, for models that
+                   replay graphs (plugin/graphed_body.py), those of the body in one buffer for all roles, all the time
+    Adam           8 P after the first update
+    passes         without gradients, on a GPU: one layer of many rows, 3 i in the compute dtype and 4 h a token
     activations    kept for the backward pass, a layer and token: 24 h + 20 a + 16 i in float32, 20 h + 10 a + 8 i in
-                   bfloat16 (h width, a heads x head size, i inner width), with checkpointing 4 h and one layer in full
-    logits         of one micro batch: see LOGITS
+                   bfloat16 (h width, a heads x head size, i inner width), with checkpointing 4 h and one layer in full;
+                   plugin/lean_layers.py keeps less of it on a GPU
+    logits         on a CPU of one micro batch: see LOGITS; on a GPU of FUSED_TOKENS at most (plugin/fused_head.py)
     KV cache       2 x layers x key-value heads x head size x tokens x compute dtype, all answers of a step
 
 Error against measured peaks (resident memory of whole processes on a CPU, scripts/measure_memory_plan.py):
@@ -31,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, REFERENCE_PREFERENCE_TYPES, RunConfig
-from quickstart.config import kl_place
+from quickstart.config import kl_place, samples_per_step
 from quickstart.doctor.parameters import ModelShape
 from quickstart.doctor.sizes import FLOAT, Sizes, activations, sizes_of
 
@@ -40,11 +45,15 @@ Place = Literal["device", "host"]
 PHASES: tuple[Phase, ...] = ("rollout", "log-probs", "critic update", "actor update", "save")
 
 ADAM = 8  # two float32 moments
-# Bytes for each (token of a micro batch) x (entry of the vocabulary). Without gradients, by bytes of the compute dtype:
-# logits, their copy without padding, log-softmax in float32, entropy's softmax and product. In the update, by device:
-# logits, copy, log-softmax and the gradients of these; on a CPU the zeros in the first of them are hardly touched.
+# LOGITS: bytes for each (token of a micro batch) x (entry of the vocabulary) on a CPU. Without gradients, by bytes of
+# the compute dtype: logits, their copy without padding, log-softmax in float32, entropy's softmax and product. In the
+# update: logits, copy, log-softmax and the gradients of these; the zeros in the first of them are hardly touched.
 LOGITS_FORWARD = {4: 12, 2: 14}
-LOGITS_UPDATE = {"cpu": 14, "cuda": 16}
+LOGITS_UPDATE = 14
+# On a GPU logits exist for so many tokens at once, in up to five float32 copies, with gradients or without.
+FUSED_TOKENS = 512  # plugin/fused_head.py, CHUNK
+LOGITS_FUSED = 20
+INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients at most (verl_config)
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
 DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
@@ -110,7 +119,7 @@ def memory_plan(
     """
     sizes = sizes_of(cfg, shape, critic, reward_parameters, longest_prompt)
     phases = tuple(phase for phase in PHASES if phase in phases_of(cfg))
-    items = [*process(cfg, phases), *actor(cfg, sizes, phases), *forward(cfg, sizes)]
+    items = [*process(cfg, phases), *buffers(cfg, sizes, phases), *actor(cfg, sizes, phases), *forward(cfg, sizes)]
     if cfg.rl.rl_type not in PREFERENCE_TYPES:
         items += [*rollout(sizes, phases), *reference(cfg, sizes, phases), *reward(cfg, sizes, phases)]
     if cfg.rl.rl_type in CRITIC_TYPES:
@@ -151,6 +160,23 @@ def process(cfg: RunConfig, phases: tuple[Phase, ...]) -> list[Item]:
     if cfg.training.device != "cpu":
         items.append(Item(role="process", kind="CUDA context", size=DEVICE_BASE, where=spread(phases, "device")))
     return items
+
+
+def graphed_roles(cfg: RunConfig) -> tuple[str, ...]:
+    """The trained models that replay graphs: on a GPU, where weights stay in place (graphed_body.can_graph)."""
+    model, roles = cfg.model, [("actor", cfg.rl.actor_offload)]
+    if cfg.training.device == "cpu" or model.lora_rank or model.gradient_checkpointing or model.use_flash_attention_2:
+        return ()
+    if cfg.rl.rl_type in CRITIC_TYPES:
+        roles.append(("critic", cfg.rl.critic_offload))
+    return tuple(role for role, offload in roles if offload is None)
+
+
+def buffers(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
+    """The gradients of a body that graphs add up: one buffer, as large as the largest of the bodies that share it."""
+    size = FLOAT * max((sizes.graphed[role] for role in graphed_roles(cfg)), default=0)
+    where = spread(phases, "device")
+    return [Item(role="process", kind="shared gradients", size=size, where=where)] if size else []
 
 
 def actor(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
@@ -198,6 +224,8 @@ def critic_items(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> lis
     size, update = sizes.critic_parameters, busy_in("critic update")
     half = [] if sizes.compute == FLOAT else [("weights in half precision", 2 * size)]
     gradients = beside(cfg, FLOAT * size, activations(sizes), 0)
+    if "critic" in graphed_roles(cfg):
+        gradients = beside_buffer(FLOAT * size, FLOAT * sizes.graphed["critic"], activations(sizes))
     inside = [("gradients", gradients), ("activations", activations(sizes)), *half]
     return [
         Item(role="critic", kind="weights", size=FLOAT * size, where=spread(phases, rests, update)),
@@ -211,7 +239,9 @@ def reference(cfg: RunConfig, sizes: Sizes, phases: tuple[Phase, ...]) -> list[I
     if kl_place(cfg) == "none" or cfg.model.lora_rank:
         return []
     rests: Place = "host" if cfg.rl.reference_offload else "device"
-    size = FLOAT * sizes.shape.parameters
+    embedding = sizes.shape.vocabulary * sizes.shape.hidden
+    rest = sizes.compute if cfg.training.device != "cpu" else FLOAT  # lean_layers.store_products
+    size = FLOAT * embedding + rest * (sizes.shape.parameters - embedding)
     return [Item(role="reference", kind="weights", size=size, where=spread(phases, rests, busy_in("log-probs")))]
 
 
@@ -229,24 +259,43 @@ def rollout(sizes: Sizes, phases: tuple[Phase, ...]) -> list[Item]:
     shape, rows = sizes.shape, sizes.answers
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * rows * sizes.tokens * sizes.compute
     growing = cache // shape.layers  # a cache that grows is copied a layer at a time
-    logits = rows * shape.vocabulary * (sizes.compute + SAMPLING)
+    sampling = rows * shape.vocabulary * (sizes.compute + SAMPLING)
     weights = sizes.compute * shape.parameters
     return [
         Item(role="rollout engine", kind="weights", size=weights, where=spread(phases, "device")),
         Item(role="rollout engine", kind="KV cache", size=cache + growing, where=busy_in("rollout")),
-        Item(role="rollout engine", kind="logits", size=logits, where=busy_in("rollout")),
+        Item(role="rollout engine", kind="logits", size=sampling, where=busy_in("rollout")),
     ]
 
 
-def update_logits(cfg: RunConfig, sizes: Sizes) -> int:
-    """What logits take in a forward and backward pass."""
-    return sizes.rows * sizes.tokens * sizes.shape.vocabulary * LOGITS_UPDATE[cfg.training.device]
+def logits(cfg: RunConfig, sizes: Sizes, on_cpu: int) -> int:
+    """What logits take in a pass. on_cpu: bytes of a token and entry on a CPU."""
+    spots = sizes.rows * sizes.tokens
+    if cfg.training.device == "cpu":
+        return spots * sizes.shape.vocabulary * on_cpu
+    return min(spots, FUSED_TOKENS) * sizes.shape.vocabulary * LOGITS_FUSED
+
+
+def inference(cfg: RunConfig, sizes: Sizes) -> int:
+    """One layer of a pass without gradients: a micro batch, or up to INFERENCE_TOKENS of the rows of a step."""
+    tokens = min(samples_per_step(cfg) * sizes.tokens, INFERENCE_TOKENS)
+    each = 3 * sizes.compute * sizes.shape.intermediate + FLOAT * sizes.shape.hidden
+    return max(tokens, sizes.rows * sizes.tokens) * each
 
 
 def policy_gradients(cfg: RunConfig, sizes: Sizes) -> int:
     """The policy's gradients at the moment of most memory. That of the output head comes first, before logits go."""
     head = 0 if cfg.model.lora_rank else FLOAT * sizes.shape.vocabulary * sizes.shape.hidden
-    return beside(cfg, FLOAT * sizes.trainable, activations(sizes) + update_logits(cfg, sizes), head)
+    passing = activations(sizes) + logits(cfg, sizes, LOGITS_UPDATE)
+    if "actor" in graphed_roles(cfg):
+        return beside_buffer(FLOAT * sizes.trainable, FLOAT * sizes.graphed["actor"], activations(sizes))
+    return beside(cfg, FLOAT * sizes.trainable, passing, head)
+
+
+def beside_buffer(gradients: int, shared: int, kept: int) -> int:
+    """Gradients of a graphed model apart from the shared buffer: those of embedding and head, and what a replay makes
+    before it adds it to the buffer, in the room of the activations that it kept."""
+    return gradients - shared + max(shared - kept, 0)
 
 
 def beside(cfg: RunConfig, gradients: int, passing: int, first: int) -> int:
@@ -262,14 +311,17 @@ def beside(cfg: RunConfig, gradients: int, passing: int, first: int) -> int:
 
 def forward(cfg: RunConfig, sizes: Sizes) -> list[Item]:
     """What the policy's passes take beside its weights."""
-    spots = sizes.rows * sizes.tokens * sizes.shape.vocabulary
+    size = logits(cfg, sizes, LOGITS_UPDATE)
     items = [
         Item(role="actor", kind="activations", size=activations(sizes), where=busy_in("actor update")),
-        Item(role="actor", kind="logits", size=update_logits(cfg, sizes), where=busy_in("actor update")),
+        Item(role="actor", kind="logits", size=size, where=busy_in("actor update")),
     ]
     if "log-probs" in phases_of(cfg):
-        size = spots * LOGITS_FORWARD[sizes.compute]
+        size = logits(cfg, sizes, LOGITS_FORWARD[sizes.compute])  # on a GPU of more rows; a chunk all the same
         items.append(Item(role="actor", kind="logits", size=size, where=busy_in("log-probs")))
+        if cfg.training.device != "cpu" and cfg.rl.rl_type not in PREFERENCE_TYPES:
+            size = inference(cfg, sizes)
+            items.append(Item(role="actor", kind="pass without gradients", size=size, where=busy_in("log-probs")))
     if sizes.compute < FLOAT:  # autocast keeps its casts of the weights until the pass is over
         size = sizes.compute * sizes.shape.parameters
         where = busy_in(*(p for p in ("actor update", "log-probs") if p in phases_of(cfg)))

@@ -29,6 +29,7 @@ class Sizes:
     answers: int  # generated at a time
     trainable: int  # parameters of the policy that get gradients
     checkpointing: bool
+    graphed: dict[str, int]  # role -> parameters of its body without the embedding: what graphs have gradients of
 
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:
@@ -44,7 +45,8 @@ def sizes_of(
     """The numbers behind the plan."""
     prompt = min(cfg.data.max_prompt_length, longest_prompt or cfg.data.max_prompt_length)
     per_row = 2 if cfg.rl.rl_type in ("dpo", "simpo", "orpo") else 1  # a pair is two sequences
-    body = (critic or shape).body_parameters + (critic or shape).hidden + 1
+    value = critic or shape
+    body = value.body_parameters + value.hidden + 1
     return Sizes(
         shape=shape,
         critic_parameters=body if cfg.rl.rl_type in CRITIC_TYPES else 0,
@@ -56,7 +58,13 @@ def sizes_of(
         answers=min(samples_per_step(cfg), ENGINE_ROWS),
         trainable=lora_parameters(shape, cfg.model.lora_rank) if cfg.model.lora_rank else shape.parameters,
         checkpointing=bool(cfg.model.gradient_checkpointing),
+        graphed={"actor": layer_parameters(shape), "critic": layer_parameters(value)},
     )
+
+
+def layer_parameters(shape: ModelShape) -> int:
+    """Without embedding and output head."""
+    return max(shape.body_parameters - shape.vocabulary * shape.hidden, 0)
 
 
 def activations(sizes: Sizes) -> int:

@@ -101,8 +101,10 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
     check_output(cfg.training.output_dir)
     findings = doctor.environment(cfg)
     ready = startup.prepare_run(cfg)
-    cfg = ready.cfg
     with environment.without_packages(*environment.UNUSED_PACKAGES):  # verl's own scorers import verl
+        fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer)
+        cfg, choices = fitted.cfg, fitted.choices
+        ready = dataclasses.replace(ready, cfg=cfg)
         findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
     point = resume.find(cfg)
     if point is not None:
@@ -120,7 +122,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
         for notice in [*ready.notices, *doctor.notices(findings)]:
             recorder.phase(notice)
         recorder.fact(data_sha256=ready.rows.sha256, num_train=ready.rows.num_train, steps_planned=ready.steps)
-        with ending(recorder):
+        with ending(recorder), environment.memory_limit(cfg.training.device, cfg.training.memory_budget_gb):
             run = _preference if cfg.rl.rl_type in PREFERENCE_TYPES else _ppo
             run(ready, outputs, recorder, capture, point, started)
         return RunResult(output_dir=outputs.root, steps=recorder.step, metrics=recorder.last_metrics)
@@ -145,12 +147,6 @@ NOT_YET: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         lambda c: c.rl.rollout_engine == "vllm",
         "vllm as rollout engine is not there yet",
         "write hf or auto: on a GPU it replays a captured graph and needs no vllm",
-    ),
-    (
-        "training.memory_budget_gb",
-        lambda c: c.training.memory_budget_gb is not None,
-        "keeping to a memory budget is not there yet",
-        "use rl.actor_offload=cpu, rl.critic_offload=cpu and a smaller rl.per_device_train_batch_size",
     ),
 )
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quickstart.errors import Fault, RunError
+
 # verl's workers read these as torchrun would set them (single_controller/base/worker.py:190).
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 QUIET = {
@@ -66,6 +68,32 @@ def without_packages(*names: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+@contextmanager
+def memory_limit(device: str, budget_gib: float | None) -> Iterator[None]:
+    """On a GPU this process's tensors take no more than the budget inside the block, or the run ends and says so.
+
+    The CUDA context, about half a GB, is not counted by torch. On a CPU nothing is capped: there the plan alone holds.
+
+    Raises:
+        RunError: the budget did not suffice.
+    """
+    if device != "cuda" or budget_gib is None:
+        yield
+        return
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget_gib * 2**30 / total), 0)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        rule = f"the GPU memory of this budget did not suffice: {str(error).strip().splitlines()[0]}"
+        fix = "write more, or a smaller rl.per_device_train_batch_size or data.max_response_length"
+        raise RunError(Fault(field="training.memory_budget_gb", found=f"{budget_gib:g}", rule=rule, fix=fix)) from error
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
 
 def seed_everything(seed: int) -> None:
