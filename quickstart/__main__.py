@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,7 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: there is no command {name!r}\n    fix: {nearest(name)}", file=sys.stderr)
         return EXIT_USER
-    return int(import_module(COMMANDS[name][0]).main(rest))
+    try:
+        code = int(import_module(COMMANDS[name][0]).main(rest))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `quickstart doctor | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    return code
 
 
 def usage() -> str:

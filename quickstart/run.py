@@ -8,11 +8,15 @@ Exit codes: 0 done, 2 something that the user can fix (one message, no traceback
 from __future__ import annotations
 
 import io
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from quickstart.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Fault, UserError
+from quickstart.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, Fault, RunError, UserError
 
 FLAGS = ("--config", "--debug", "--dry-run", "--help", "-h", "--print-config", "--version")
 
@@ -30,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The whole program. argv without the program's name; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     forgive_encoding()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end_as_interrupted)
     try:
         return execute(parse(arguments), arguments)
     except UserError as error:
@@ -70,8 +76,38 @@ def execute(command: Command, arguments: Sequence[str]) -> int:
 
     from quickstart.trainers.api import train
 
-    result = train(resolved.cfg, resolved.choices, ["python", "-m", "quickstart.run", *arguments])
+    try:
+        result = train(resolved.cfg, resolved.choices, ["python", "-m", "quickstart.run", *arguments])
+    except UserError:
+        raise
+    except Exception as error:
+        if not resolved.cfg.verl:
+            raise
+        from quickstart.crash import append, first_line
+
+        raise RunError(
+            verl_fault(
+                resolved.cfg.verl,
+                f"{type(error).__name__}: {first_line(error)}",
+                append("".join(traceback.format_exception(error)), arguments),
+            )
+        ) from error
     return result if isinstance(result, int) else EXIT_DONE
+
+
+def verl_fault(keys: Mapping[str, object], error: str, log: Path) -> Fault:
+    """An error in a run with keys of verl's own: these are what no check of ours has seen."""
+    return Fault(
+        field=", ".join(f"verl.{key}" for key in keys),
+        found=", ".join(map(repr, keys.values())),
+        rule=f"with these values verl stopped: {error}",
+        fix=f"leave them out, or put them back one by one; the whole story is in {log}",
+    )
+
+
+def end_as_interrupted(number: int, frame: object) -> None:
+    """SIGTERM (`kill`, a scheduler): as Ctrl-C, so that the run's files say how it ended."""
+    raise KeyboardInterrupt
 
 
 def parse(arguments: Sequence[str]) -> Command:

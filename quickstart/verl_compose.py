@@ -1,7 +1,8 @@
 """verl's own configuration files, with our keys and then the user's applied.
 
-Reads YAML, does not import verl. Keys of the user's `verl:` section come last and are checked against verl's own keys.
-Not here: which keys ours are (verl_config).
+Reads YAML, does not import verl. Keys of the user's `verl:` section come last; each must be a key of verl's, hold a
+value of the kind that verl's default is of, and not be one that a setting of ours is there for (verl_owned). Not here:
+which keys ours are translated to (verl_config).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quickstart.errors import Fault, UserError
+from quickstart.verl_owned import owners_of
 
 # The parts of verl's configuration that a run without rollouts reads, and their files.
 ACTOR_FILES = {"actor": "actor/dp_actor", "model": "model/hf_model"}
@@ -44,7 +46,7 @@ def compose(keys: dict[str, Any], user_keys: dict[str, Any]) -> Any:
     """verl's `ppo_trainer` configuration with our keys, then the user's, applied and resolved.
 
     Raises:
-        UserError: a key of the user's `verl:` section does not exist in verl's configuration; all of them at once.
+        UserError: a key of the user's `verl:` section cannot be taken; all of them at once.
     """
     from omegaconf import OmegaConf
 
@@ -87,9 +89,60 @@ def check_keys(user_keys: dict[str, Any]) -> None:
 
 
 def _check_known(config: Any, user_keys: dict[str, Any]) -> None:
-    unknown = [key for key in user_keys if not known_key(config, key)]
-    if unknown:
-        raise UserError(_unknown_key(config, key, user_keys[key]) for key in unknown)
+    faults = [fault for key, value in user_keys.items() for fault in _faults_of(config, key, value)]
+    if faults:
+        raise UserError(faults)
+
+
+def _faults_of(config: Any, key: str, value: Any) -> list[Fault]:
+    if not known_key(config, key):
+        return [_unknown_key(config, key, value)]
+    owners = owners_of(key)
+    if owners:
+        return [_owned_key(name, owner, value) for name, owner in owners[:1]]
+    wanted = None if _is_extra(key) else kind_wanted(config, key)
+    if wanted is None or is_of_kind(value, wanted):
+        return []
+    rule = f"verl's own value is {wanted[1]}"
+    return [Fault(field=f"verl.{key}", found=repr(value), rule=rule, fix=f"write {wanted[0]}, or leave the key out")]
+
+
+def _owned_key(key: str, owner: str, value: Any) -> Fault:
+    is_setting = "." in owner
+    rule = "this key of verl's has a setting here, which is checked" if is_setting else f"cannot be changed: {owner}"
+    fix = f"write {owner} instead" if is_setting else "leave it out"
+    return Fault(field=f"verl.{key}", found=repr(value), rule=rule, fix=fix)
+
+
+def kind_wanted(config: Any, key: str) -> tuple[str, str] | None:
+    """(the kind of value that a key takes, verl's default as text); None where that tells nothing."""
+    from omegaconf import OmegaConf
+
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if node is None or OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
+        return None
+    default = node[name]
+    if OmegaConf.is_config(default):
+        return ("a list" if OmegaConf.is_list(default) else "keys below it"), "a section"
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
+    kind = kinds.get(type(default))
+    return None if kind is None else (kind, repr(default))
+
+
+def is_of_kind(value: Any, wanted: tuple[str, str]) -> bool:
+    """Whether a value read from YAML is of that kind; null always is."""
+    if value is None:
+        return wanted[1] != "a section"
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "true or false": bool,
+        "a number": (int, float),
+        "text": str,
+        "a list": list,
+        "keys below it": dict,
+    }
+    is_bool = isinstance(value, bool)
+    return isinstance(value, kinds[wanted[0]]) and (not is_bool or wanted[0] == "true or false")
 
 
 def _verl_defaults() -> Any:
@@ -126,7 +179,7 @@ def known_key(config: Any, key: str) -> bool:
         return True
     node = config
     for part in key.split("."):
-        if not hasattr(node, "keys") or part not in node:
+        if not hasattr(node, "keys") or part not in list(node.keys()):  # `in` denies a key without a default
             return False
         node = node._get_node(part) if hasattr(node, "_get_node") else node[part]
     return True

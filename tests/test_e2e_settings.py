@@ -98,10 +98,12 @@ class TestTraining:
 
 class TestVerlKeys:
     def test_a_key_of_verl_takes_effect(self, tiny_job, command_line, tmp_path):
-        key = "verl.actor_rollout_ref.actor.optim.lr=0.5"
-        run = command_line.run([*tiny_job, key, "training.max_steps=1"], tmp_path)
-        assert results.history(run.outputs)[0]["actor/lr"] == 0.5
-        assert "actor_rollout_ref.actor.optim.lr: 0.5" in (run.outputs / "config.yaml").read_text()
+        key = "verl.actor_rollout_ref.actor.optim.lr_warmup_steps=10"
+        settings = ["rl.learning_rate=1e-2", "rl.warmup_ratio=0", "training.max_steps=3"]
+        run = command_line.run([*tiny_job, key, *settings], tmp_path)
+        rates = [record["actor/lr"] for record in results.history(run.outputs)]
+        assert rates == pytest.approx([1e-3, 2e-3, 3e-3])
+        assert "actor_rollout_ref.actor.optim.lr_warmup_steps: 10" in (run.outputs / "config.yaml").read_text()
 
     def test_an_unknown_one_is_found_before_the_start(self, tiny_job, command_line, tmp_path):
         run = command_line.run([*tiny_job, "verl.actor_rollout_ref.actor.clip_ratio_d=5"], tmp_path, code=2)

@@ -26,6 +26,7 @@ TRAINING = (
     "data",
     "rewards",
     "doctor",
+    "verl_owned",
     "verl_compose",
     "verl_config",
     "plugin",
@@ -51,7 +52,7 @@ HEAVY_MODULES = (
     "trainers/export.py",
 )
 # Where verl's keys are spelled, and where a user's misplaced verl key is recognised in order to say so.
-VERL_KEYS = ("verl_compose.py", "verl_config.py", "plugin/", "config/names.py")
+VERL_KEYS = ("verl_owned.py", "verl_compose.py", "verl_config.py", "plugin/", "config/names.py")
 
 LONGEST, LONGEST_MEDIAN = 400, 200
 

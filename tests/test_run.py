@@ -273,3 +273,44 @@ class TestConsoles:
         os.close(follower)
         assert b"quickstart" in os.read(leader, 1000)
         os.close(leader)
+
+
+class TestVerlSection:
+    def test_an_error_in_a_run_with_keys_of_verl_names_them_and_is_no_bug_of_ours(self, monkeypatch, capsys, tmp_path):
+        def train(*_):
+            raise ZeroDivisionError("integer modulo by zero")
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("quickstart.trainers.api.train", train)
+        assert run.main(["training.device=cpu", "verl.trainer.project_name=mine"]) == 2
+        shown = capsys.readouterr().err
+        assert "verl.trainer.project_name" in shown
+        assert "ZeroDivisionError: integer modulo by zero" in shown
+        assert "bug in quickstart" not in shown
+
+    def test_control_without_such_keys_it_is_ours(self, monkeypatch, capsys, tmp_path):
+        def train(*_):
+            raise ZeroDivisionError("integer modulo by zero")
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("quickstart.trainers.api.train", train)
+        assert run.main(["training.device=cpu"]) == 1
+        assert "bug in quickstart" in capsys.readouterr().err
+
+
+BIG_COMMAND = """
+import sys, types
+from quickstart import __main__ as program
+sys.modules["big"] = types.SimpleNamespace(main=lambda arguments: print("x" * 10**6) or 0)
+program.COMMANDS["big"] = ("big", "")
+sys.exit(program.main(["big"]))
+"""
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault():
+    """`quickstart doctor | head -1`"""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", BIG_COMMAND], **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

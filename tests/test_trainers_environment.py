@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import signal
 import sys
 import types
 from typing import Any
@@ -133,3 +134,26 @@ class TestMemoryLimit:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore words")
         assert "Tried to allocate 2 GiB" in caught.value.faults[0].rule
         assert cuda.fractions[-1] == 1.0
+
+
+def interrupted(times, done):
+    """Ctrl-C so many times, then the rest of the block."""
+    with environment.imports_whole():
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        done.append("the rest of the block")
+
+
+class TestImportsWhole:
+    @pytest.mark.parametrize(("times", "rest"), [(1, ["the rest of the block"]), (2, [])])
+    def test_the_first_interruption_waits_for_the_end_of_the_block_the_second_does_not(self, times, rest):
+        done: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(times, done)
+        assert done == rest
+
+    def test_the_handler_of_before_is_put_back(self):
+        before = signal.getsignal(signal.SIGINT)
+        with environment.imports_whole():
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
 from quickstart import config
-from quickstart.errors import UserError
+from quickstart.errors import RunError, UserError
 from quickstart.trainers import resume
 
 
@@ -18,15 +19,45 @@ def outputs(tmp_path: Path) -> Path:
     for step in (2, 10, 12):
         (tmp_path / "checkpoints" / f"global_step_{step}" / "actor").mkdir(parents=True)
     for step in (2, 10):
-        (tmp_path / "checkpoints" / f"global_step_{step}" / "model").mkdir()
+        folder = tmp_path / "checkpoints" / f"global_step_{step}"
+        (folder / "actor" / "model.pt").write_bytes(bytes(100))
+        (folder / "data.pt").write_bytes(bytes(10))
+        resume.write_manifest(folder, "ppo")
     records = [{"step": step, "reward": step / 100} for step in range(1, 13)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": records}))
     return tmp_path
 
 
-def found(outputs: Path, wanted: str | None) -> resume.Point | None:
+def found(outputs: Path, wanted: str | None, rl_type: str = "ppo", steps: int = 20) -> resume.Point | None:
     training = {"output_dir": str(outputs), "resume_from_checkpoint": wanted}
-    return resume.find(config.from_arguments({"model_name_or_path": "x/y"}, None, None, training))
+    cfg = config.from_arguments({"model_name_or_path": "x/y"}, None, {"rl_type": rl_type}, training)
+    return resume.find(cfg, steps)
+
+
+def test_another_method_is_refused(outputs):
+    with pytest.raises(UserError, match=r"was written by ppo, and this run is dpo(.|\n)*rl\.rl_type=ppo"):
+        found(outputs, "latest", rl_type="dpo")
+
+
+def test_nothing_left_to_do_is_refused(outputs):
+    with pytest.raises(UserError, match=r"at step 10 of 10(.|\n)*training\.max_steps"):
+        found(outputs, "latest", steps=10)
+
+
+@pytest.mark.parametrize("name", ["actor/model.pt", "data.pt"])
+def test_a_file_that_is_cut_off_or_missing_is_named(outputs, name):
+    path = outputs / "checkpoints" / "global_step_10" / name
+    path.write_bytes(b"123")
+    with pytest.raises(UserError, match=f"damaged: {name} has 3 bytes of 10"):
+        found(outputs, "latest")
+    path.unlink()
+    with pytest.raises(UserError, match=f"damaged: {name} is missing"):
+        found(outputs, "latest")
+
+
+def test_files_that_cannot_be_read_end_the_run_with_the_reason(tmp_path):
+    with pytest.raises(RunError, match="cannot be read: UnpicklingError: junk"), resume.reading(tmp_path):
+        raise pickle.UnpicklingError("junk")
 
 
 def test_a_new_run_has_no_point(outputs):

@@ -25,7 +25,11 @@ class TestGradients:
             watch.look(step, {"grad_norm": 1.0 if step % NON_FINITE_LIMIT == 0 else float("nan")})
 
     def test_metrics_without_gradient_norms_are_no_fault(self):
-        GradientWatch({"grad_norm": "loss"}, "-").look(1, {"loss": float("nan")})
+        GradientWatch({"grad_norm": "loss"}, "-").look(1, {"loss": 1.0})
+
+    def test_a_loss_that_is_not_finite_from_the_start_ends_the_run_at_once(self):
+        with pytest.raises(RunError, match="before the first update"):
+            GradientWatch({"grad_norm": "loss"}, "-").look(1, {"loss": math.nan, "grad_norm": math.nan})
 
 
 def look_at(watch, *losses):
@@ -58,14 +62,14 @@ class TestLossScale:
 
     def test_a_loss_that_is_not_finite_counts_at_once(self):
         watch, told = self.watch([2.0**15] * 3)
-        with pytest.raises(RunError, match=f"step {NON_FINITE_LIMIT}"):
-            look_at(watch, *[math.nan] * 30)
-        assert told == []
+        with pytest.raises(RunError, match=f"step {NON_FINITE_LIMIT + 1}"):
+            look_at(watch, 0.7, *[math.nan] * 30)
+        assert len(told) == 1, "the first one, of which the scale alone can have been the cause"
 
     def test_a_skip_for_the_scale_does_not_hide_a_fault(self):
         watch, _ = self.watch([2.0**15] * 30)
-        with pytest.raises(RunError, match="step 5"):
-            look_at(watch, math.nan, 0.7, math.nan, 0.7, math.nan)
+        with pytest.raises(RunError, match="step 6"):
+            look_at(watch, 0.7, math.nan, 0.7, math.nan, 0.7, math.nan)
 
 
 class TestRewards:

@@ -49,8 +49,8 @@ def load_tokenizer(cfg: RunConfig) -> Any:
     field_name = "model.tokenizer_name_or_path" if cfg.model.tokenizer_name_or_path else "model.model_name_or_path"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=cfg.model.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # a damaged file fails in many ways: KeyError, TypeError, Rust's own exceptions
+        first = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
         fix = "copy the tokenizer files of the original model there"
         raise UserError(Fault(field=field_name, found=name, rule=f"no tokenizer loads: {first}", fix=fix)) from error
     if tokenizer.eos_token_id is None:

@@ -106,7 +106,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
         cfg, choices = fitted.cfg, fitted.choices
         ready = dataclasses.replace(ready, cfg=cfg)
         findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
-    point = resume.find(cfg)
+    point = resume.find(cfg, ready.steps)
     if point is not None:
         cfg = with_checkpoint(cfg, point)
         ready = dataclasses.replace(ready, cfg=cfg)
@@ -225,7 +225,7 @@ def _ppo(
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
-    with environment.without_packages(*environment.UNUSED_PACKAGES):
+    with environment.without_packages(*environment.UNUSED_PACKAGES), environment.imports_whole():
         from quickstart.plugin import retry, shims
         from quickstart.trainers import ppo
 
@@ -277,7 +277,7 @@ def _preference(
     assert ready.rows.preference is not None, "a method without rollouts"
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
-    with environment.without_packages(*environment.UNUSED_PACKAGES):
+    with environment.without_packages(*environment.UNUSED_PACKAGES), environment.imports_whole():
         from quickstart.trainers import watch
         from quickstart.trainers.preference import run_preference
     ready.guard_terminal(capture.terminal)

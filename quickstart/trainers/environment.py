@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from quickstart.errors import Fault, RunError
 
@@ -68,6 +71,32 @@ def without_packages(*names: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+@contextmanager
+def imports_whole() -> Iterator[None]:
+    """A Ctrl-C inside waits for the end of the block; a second one does not.
+
+    An import that is cut off leaves half a module behind, and libraries turn the interruption into errors of their own
+    (omegaconf: 'NoneType' object has no attribute '_invalidate_flags_cache').
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 @contextmanager

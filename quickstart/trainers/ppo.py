@@ -20,17 +20,20 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
+from quickstart.arguments import ESTIMATORS
 from quickstart.outputs import MODEL_FOLDER
 from quickstart.plugin.agent_loop import LocalAgentLoopManager
 from quickstart.plugin.local import LocalRun, in_process
 from quickstart.plugin.retry import clear_end
 from quickstart.plugin.shims import Shim, replace_names
 from quickstart.trainers.export import export_model
-from quickstart.trainers.resume import checkpoints
+from quickstart.trainers.resume import checkpoints, reading, write_manifest
 from quickstart.trainers.watch import GradientWatch, Reporter, RewardWatch, StopRequested
 
 NORMS = {"actor/grad_norm": "actor/loss", "critic/grad_norm": "critic/loss"}  # with their losses
 REMEDY = "lower rl.learning_rate, rl.kl_coef or rl.max_grad_norm, or set model.torch_dtype=float32"
+
+METHOD_OF = {estimator: rl_type for rl_type, estimator in ESTIMATORS.items()}
 
 
 def dead_group_share(rows: Sequence[dict[str, Any]]) -> float:
@@ -123,11 +126,16 @@ class LocalPPOTrainer(PPOTrainerSync):
         batch.extra_info.pop("no_lora_adapter", None)
         return batch
 
+    def _load_checkpoint(self) -> None:
+        with reading(Path(self.config.trainer.resume_from_path or "")):
+            super()._load_checkpoint()
+
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         assert self._run.actor is not None
         export_model(self._run.actor.worker.actor.engine, self.tokenizer, folder / MODEL_FOLDER)
+        write_manifest(folder, METHOD_OF[self.config.algorithm.adv_estimator])
         for old in checkpoints(folder.parent.parent)[: -self.config.trainer.max_actor_ckpt_to_keep]:
             shutil.rmtree(old)  # verl removes its own folders in it, and none that a run before a resume has left
         self._reporter.saved(self.global_steps, folder)

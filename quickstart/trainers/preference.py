@@ -31,7 +31,7 @@ from quickstart.trainers.preference_objective import averages
 from quickstart.trainers.preference_reference import reference_log_probs
 from quickstart.trainers.preference_samples import Reward, Sampler, before_after, questions_of
 from quickstart.trainers.preference_split import Split, visited
-from quickstart.trainers.resume import checkpoints
+from quickstart.trainers.resume import checkpoints, reading, write_manifest
 from quickstart.trainers.watch import GradientWatch, Reporter, StopRequested
 
 # Tokens of a forward pass without gradients on a CPU: the caches hold this many; 8,192 take 2 to 3 times as long each.
@@ -140,7 +140,8 @@ class PreferenceTrainer:
         self._sampler = self._make_sampler(reward) if policy.ranks == 1 else None
         self.global_step = 0
         if resume is not None:
-            policy.load(resume / "actor")
+            with reading(resume):
+                policy.load(resume / "actor")
             self.global_step = int(resume.name.rsplit("_", 1)[1])
 
     def _plan(self) -> list[list[int]]:
@@ -258,6 +259,7 @@ class PreferenceTrainer:
         export_model(self.policy.engine, self.tokenizer, part / MODEL_FOLDER, write=self.rank_zero)
         if not self.rank_zero:
             return
+        write_manifest(part, self.cfg.rl.rl_type)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
         for old in checkpoints(self._folder.parent)[: -self.cfg.training.save_total_limit]:

@@ -57,9 +57,13 @@ class GradientWatch:
         self._names, self._remedy = names, remedy
         self._scaler, self._tell = scaler, tell
         self._skipped = 0
+        self._began = False
 
     def look(self, step: int, metrics: Mapping[str, float]) -> None:
         """After each step. Raises RunError after NON_FINITE_LIMIT skipped updates in a row."""
+        if not self._began:
+            self._began = True
+            self._look_at_the_start(step, metrics)
         norms = {name: metrics[name] for name in self._names if name in metrics}
         broken = {name: norm for name, norm in norms.items() if not math.isfinite(norm)}
         scales = {name: self._searching(name, metrics) for name in broken}
@@ -76,6 +80,19 @@ class GradientWatch:
                     found=", ".join(str(norm) for norm in broken.values()),
                     rule=f"gradients were not finite in {NON_FINITE_LIMIT} steps in a row; verl skips such updates",
                     fix=self._remedy,
+                )
+            )
+
+    def _look_at_the_start(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A loss that is not finite before anything was learned comes from the weights or the data, and will stay."""
+        losses = {name: metrics[name] for name in self._names.values() if not math.isfinite(metrics.get(name, 0.0))}
+        if losses:
+            raise RunError(
+                Fault(
+                    field=f"step {step}: {', '.join(losses)}",
+                    found=", ".join(str(loss) for loss in losses.values()),
+                    rule="the loss is not a finite number before the first update was made",
+                    fix="look at the model's weights (a NaN among them?), or set model.torch_dtype=float32",
                 )
             )
 
