@@ -291,14 +291,29 @@ def test_reference_of_another_model_is_another(build: Build, tmp_path: Path) -> 
 
 def test_gradients_that_stay_broken_end_the_run(build: Build) -> None:
     """verl skips an update that is not finite; three in a row stop the run, with the weights as they were."""
-    trainer = build(steps=9)
-    before = runs.weights_of(trainer)
-    trainer.train._reference[:] = math.nan
+    before: dict[str, torch.Tensor] = {}
+
+    def breaks_after_the_first_step() -> bool:
+        if trainer.global_step == 1:
+            before.update(runs.weights_of(trainer))
+            trainer.train._reference[:] = math.nan
+        return False
+
+    trainer = build(steps=9, stop=breaks_after_the_first_step)
     with pytest.raises(RunError, match="not finite in 3 steps"):
         trainer.fit()
-    assert len(trainer.memory.updates) == 3
+    assert len(trainer.memory.updates) == 4
     after = runs.weights_of(trainer)
+    assert before
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_loss_broken_from_the_start_ends_the_run_at_once(build: Build) -> None:
+    trainer = build(steps=9)
+    trainer.train._reference[:] = math.nan
+    with pytest.raises(RunError, match="before the first update"):
+        trainer.fit()
+    assert len(trainer.memory.updates) == 1
 
 
 def test_smoothing_of_another_loss_is_refused(build: Build) -> None:
