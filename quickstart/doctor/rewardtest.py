@@ -6,13 +6,10 @@ of loading. Not here: the guard around rewards (rewards.guard), which refuses wh
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,11 +69,7 @@ def score(reward: Guard, sample: Sample, answer: str) -> float:
         "ground_truth": sample.ground_truth,
         "extra_info": sample.extra_info,
     }
-    if inspect.iscoroutinefunction(reward.score):
-        with ThreadPoolExecutor(1) as pool:  # a notebook's own loop may be running in this thread
-            result = pool.submit(lambda: asyncio.run(reward.call_async(**call))).result()
-    else:
-        result = reward(**call)
+    result = reward.score_all([call])[0]
     return float(result["score"] if isinstance(result, dict) else result)
 
 

@@ -16,14 +16,14 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from quickstart.errors import Fault, RunError, UserError
+from quickstart.rewards.waiting import Watch, run_coroutine
 
 Score = float | dict[str, Any]
 RewardFunction = Callable[..., Any]  # verl's: (data_source, solution_str, ground_truth, extra_info=None, **kwargs)
@@ -85,6 +85,7 @@ class Guard:
         user_file: the user's own file; tracebacks begin there. None for ours and verl's rewards.
         terminal: opened around each call, so that print and breakpoint() of the user's code reach the terminal.
         load: loads what takes long (a reward model's weights); without it that happens at the first call.
+        watch: says which row a call hangs on.
     """
 
     score: RewardFunction
@@ -92,13 +93,14 @@ class Guard:
     user_file: Path | None = None
     terminal: Terminal = nullcontext
     load: Callable[[], None] = lambda: None
+    watch: Watch = field(default_factory=Watch, repr=False, compare=False)
 
     def __call__(
         self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
     ) -> Score:
         """The score of one answer. Raises RewardError."""
         call = Call.unpack(data_source, solution_str, ground_truth, extra_info, kwargs)
-        with self.terminal():
+        with self.terminal(), self.watch.over(call.place):
             try:
                 result = self.score(**call.arguments())
             except (Exception, SystemExit) as error:
@@ -110,7 +112,7 @@ class Guard:
     ) -> Score:
         """The same for a reward that is a coroutine function; many of them wait at the same time."""
         call = Call.unpack(data_source, solution_str, ground_truth, extra_info, kwargs)
-        with self.terminal():
+        with self.terminal(), self.watch.over(call.place):
             try:
                 result = await self.score(**call.arguments())
             except (Exception, SystemExit) as error:
@@ -130,8 +132,8 @@ class Guard:
         async def gather() -> list[Score]:
             return await asyncio.gather(*(self.call_async(**call) for call in calls))
 
-        with ThreadPoolExecutor(1) as other_thread:  # in a notebook this thread's event loop is taken
-            return other_thread.submit(asyncio.run, gather()).result()
+        scores: list[Score] = run_coroutine(gather())
+        return scores
 
     def _accept(self, result: Any, call: Call) -> Score:
         score = result.get("score") if isinstance(result, dict) else result
