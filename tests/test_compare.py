@@ -16,7 +16,8 @@ import pytest
 from quickstart.compare import main
 from quickstart.compare.chart import draw, ticks
 from quickstart.compare.command import compare
-from quickstart.compare.reading import names_of, read_run
+from quickstart.compare.picture import title
+from quickstart.compare.reading import CURVES, names_of, read_run
 from quickstart.errors import EXIT_DONE, EXIT_USER, UserError
 
 PPO = {"reward": 0.5, "actor_loss": -0.01, "critic_loss": 0.2, "kl": 0.001, "timing_s/step": 2.0}
@@ -66,7 +67,8 @@ def test_mixed_methods_on_one_page(mixed: list[Path]) -> None:
     assert page == mixed[0].parent / "compare.html"
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "0.5 → 0.7" in text  # ppo's reward
-    assert "0.375 → 0.75" in text  # dpo's reward, from its rollouts
+    assert "0.375 → 0.75 (2 greedy samples)" in text  # dpo's reward, from its rollouts
+    assert "0.5 → 0.7 (" not in text
     assert "0.69 → 0.5" in text  # dpo's loss
     assert "dpo 1" in text  # its last answer
     assert "http" not in text.replace("http-equiv", "")  # no network
@@ -77,7 +79,22 @@ def test_mixed_methods_on_one_page(mixed: list[Path]) -> None:
 def test_a_picture_has_one_colour_a_run(mixed: list[Path]) -> None:
     text = compare(mixed)[0].read_text(encoding="utf-8")
     reward = text[text.index("Reward of the answers") : text.index("<figcaption>Loss")]
-    assert re.findall(r'stroke="(#\w+)"', reward) == ["#0072B2", "#D55E00"]
+    assert re.findall(r'stroke="(#\w+)"', reward) == ["#0072B2", "#D55E00", "#D55E00"]  # a line; two rings
+
+
+def test_samples_are_rings_before_and_after_and_no_line(tmp_path: Path) -> None:
+    """A run of 15 steps: its samples stand at 0 and 15, and nothing is drawn in between."""
+    dpo = write_run(tmp_path / "dpo", "dpo", [DPO] * 15, answers=[[0.25]])
+    row = {"prompt": "p", "response": "r", "reward": 0.75}
+    (dpo / "rollouts" / "rollout_000015.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    run = read_run(dpo, "dpo")
+    assert run.curves["reward"] == [(0, 0.25), (15, 0.75)]
+    drawing = draw({"dpo": run.curves["reward"]}, ["dpo"], ["dpo"])
+    assert "polyline" not in drawing
+    assert drawing.count("<circle") == 2
+    assert title(CURVES[0], [run]).endswith("greedy samples, before and after")
+    assert "\n" not in title(CURVES[1], [run])
+    assert "do not compare with the others" in compare([dpo])[0].read_text(encoding="utf-8")
 
 
 def test_dead_run(tmp_path: Path) -> None:

@@ -199,6 +199,8 @@ def test_samples_before_and_after(build: Build) -> None:
     assert rows[0]["finish_reason"] in ("stop", "length")
     assert "before and after training" in trainer.memory.phases[-1]
     assert "Say 1 plus 7" in trainer.memory.phases[-1]
+    assert " -> " in trainer.memory.phases[-1]
+    assert [trainer.memory.rollouts[step][0]["step"] for step in (1, 4)] == [0, 3]  # updates before them
 
 
 def test_samples_of_kto_know_both_answers(build: Build) -> None:

@@ -285,15 +285,11 @@ with Capture(Path(os.environ["LOG"])) as capture:
             {"prompt": "请写一首关于春天的诗" * 3, "response": "春风又绿江南岸" * 8, "reward": 0.91},
             {"prompt": "write a poem", "response": "The rain falls softly on the roof", "reward": 0.1},
         ]
-        for fancy in (True, False):
-            lines = sample_table("samples", rows, fancy=fancy).split("\n")
-            assert max(cell_len(line) for line in lines) <= 110
-            ends = {
-                cell_len(line)
-                for line in lines
-                if line.endswith(("0.91", "0.10")) or line.rstrip("| ").endswith("0.91")
-            }
-            assert len(ends) == 1
+        text = sample_table("samples", rows)
+        lines = text.split("\n")
+        assert max(cell_len(line) for line in lines) <= 110
+        assert len({cell_len(line) for line in lines if line.endswith(("0.91", "0.10"))}) == 1
+        assert sample_table("samples", rows[1:]).isascii()
 
     def test_what_a_model_writes_cannot_steer_the_terminal(self):
         nasty = "\x1b[2J\x07 a\x00b \u202e evil [red]markup[/red]\n\n  next"
@@ -301,7 +297,7 @@ with Capture(Path(os.environ["LOG"])) as capture:
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert text == "[2J ab evil [red]markup[/red] next"
-        assert "[red]markup[/red]" in sample_table("t", [{"prompt": nasty, "response": nasty, "reward": 1}], fancy=True)
+        assert "[red]markup[/red]" in sample_table("t", [{"prompt": nasty, "response": nasty, "reward": 1}])
 
     def test_chat_messages_are_shown_as_their_texts(self):
         assert printable([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "there"}]) == "hi there"
@@ -485,7 +481,7 @@ class TestRecorder:
             "Step 1: rollout completed (4 prompts -> 8 responses)",
             "Step 1: reward computed (avg 0.26, std 0.13)",
             "Step 1: PPO update done. Loss: actor 0.01, critic 0.2, kl 0.001",
-            "Step 2: evaluation done on 1 rows: reward 0.250",
+            "Step 2: evaluation done on 1 row: reward 0.250",
             "Step 2: checkpoint written to",
             "Training completed: 2 steps, reward 0.263 -> 0.363. Results are in",
         ):
@@ -525,6 +521,23 @@ class TestRecorder:
     def test_preference_methods_tell_their_own_figures(self):
         metrics = {"loss": 0.6931, "rewards/margins": 0.1, "rewards/accuracies": 0.5}
         assert update_line(3, "dpo", metrics) == "Step 3: DPO update done. Loss: 0.693, margin 0.1, accuracy 0.5"
+
+    def test_samples_of_methods_without_rollouts_are_no_steps(self, tmp_path, capsys):
+        cfg = config.resolve(RunConfig(rl=RLArguments(rl_type="dpo")), Probe(cpus=2, why_no_gpu="none")).cfg
+        with OutputFolder.claim(tmp_path / "out") as outputs, Capture(outputs.log) as capture:
+            recorder = Recorder(outputs, cfg, capture)
+            recorder.begin(1)
+            recorder.rollout(1, [row(reward=0.25), row(reward=0.5)])
+            recorder.update(1, 1.0, {"loss": 0.6931})
+            recorder.rollout(2, [row(reward=0.75)])
+            recorder.close("completed")
+        out = capsys.readouterr().out
+        assert "Samples before training: 2 greedy answers, average reward 0.38" in out
+        assert "Samples before training: best, middle and worst" in out
+        assert "Samples after training: 1 greedy answer, average reward 0.75" in out
+        assert "Training completed: 1 step, reward of the samples 0.375 -> 0.750. Results" in out
+        assert "rollout completed" not in out
+        assert "Step 2" not in out
 
     def test_logging_steps_thin_the_lines_but_not_the_records(self, tmp_path, capsys):
         root, out = self.play(tmp_path, capsys, steps=10, logging_steps=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 
 from quickstart.compare.reading import Points
@@ -37,8 +37,14 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def draw(curves: Mapping[str, Points], order: list[str]) -> str:
-    """The curves by run name; `order` is that of all runs, so that a run has one colour in every drawing."""
+def draw(curves: Mapping[str, Points], order: list[str], rings: Collection[str] = ()) -> str:
+    """The curves by run name.
+
+    Args:
+        curves: points of each run.
+        order: names of all runs, so that a run has one colour in every drawing.
+        rings: runs whose points no line may join.
+    """
     points = [point for curve in curves.values() for point in curve]
     across = ticks(min(p[0] for p in points), max(p[0] for p in points))
     across = [tick for tick in across if tick == int(tick)]
@@ -58,7 +64,8 @@ def draw(curves: Mapping[str, Points], order: list[str]) -> str:
         parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{number(tick)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 1}" text-anchor="middle">step</text>')
     for name, curve in curves.items():
-        parts.append(line(name, [(x(step), y(value)) for step, value in curve], order.index(name)))
+        shape = dots if name in rings else line
+        parts.append(shape(name, [(x(step), y(value)) for step, value in curve], order.index(name)))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -67,6 +74,14 @@ def line(name: str, places: list[tuple[float, float]], index: int) -> str:
     colour, dash = style(index)
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     shown = places if len(places) <= FEW else []
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown)
+    marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown)
     stroke = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'
-    return f'<g><title>{escape(name)}</title><polyline points="{path}" {stroke}/>{dots}</g>'
+    return f'<g><title>{escape(name)}</title><polyline points="{path}" {stroke}/>{marks}</g>'
+
+
+def dots(name: str, places: list[tuple[float, float]], index: int) -> str:
+    """Rings that nothing joins: what lies between them was not measured."""
+    colour, _ = style(index)
+    look = f'r="4.5" fill="none" stroke="{colour}" stroke-width="1.8"'
+    rings = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}/>' for x, y in places)
+    return f"<g><title>{escape(name)}</title>{rings}</g>"

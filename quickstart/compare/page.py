@@ -53,7 +53,8 @@ def page(runs: Sequence[Run]) -> str:
         f"<style>{CSS}</style></head><body>",
         f"<h1>{len(runs)} runs compared</h1>",
         "<p class='note'>An arrow goes from the first value to the last one; a dash stands for what a method does not "
-        "have, or a run did not reach.</p>",
+        "have, or a run did not reach. Rewards are sampled in each step of training; those marked as greedy samples come "
+        "from the same few prompts, answered once before and once after it, and do not compare with the others.</p>",
         table(runs),
         "<h2>Curves</h2><div class='charts'>",
         *(figure for curve in CURVES if (figure := chart(curve.key, curve.title, curve.note, runs, names))),
@@ -77,7 +78,7 @@ def row(run: Run, index: int) -> str:
     key = f'<span class="key" style="border-color:{colour};border-top-style:{DASH_STYLES[dash]}"></span>'
     seconds = [value for _, value in run.curves.get("seconds", [])]
     texts = [run.algorithm, run.model, str(run.facts.get("exit_reason") or "?"), steps_text(run)]
-    numbers = [change(run.curves.get(name, [])) for name in ("reward", "loss", "kl", "margin", "accuracy")]
+    numbers = [reward_text(run)] + [change(run.curves.get(name, [])) for name in ("loss", "kl", "margin", "accuracy")]
     numbers += [f"{statistics.median(seconds):.3g}" if seconds else "–", duration(run.facts)]
     cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
     cells += "".join(f"<td class='n'>{escape(text)}</td>" for text in numbers)
@@ -88,6 +89,12 @@ def steps_text(run: Run) -> str:
     """30, or 12 of 30 for a run that ended early."""
     planned = run.facts.get("steps_planned")
     return f"{run.steps} of {planned}" if isinstance(planned, int) and planned != run.steps else str(run.steps)
+
+
+def reward_text(run: Run) -> str:
+    """Its change, and what it is the mean of where that is no rollout."""
+    text = change(run.curves.get("reward", []))
+    return f"{text} ({run.sampled} greedy samples)" if run.sampled else text
 
 
 def change(points: Points) -> str:
@@ -116,8 +123,9 @@ def chart(key: str, title: str, note: str, runs: Sequence[Run], names: list[str]
     curves = {run.name: run.curves[key] for run in runs if run.curves.get(key)}
     if not curves:
         return ""
+    rings = [run.name for run in runs if run.sampled and key == "reward"]
     note = f" <span class='note'>{escape(note)}</span>" if note else ""
-    return f"<figure><figcaption>{escape(title)}{note}</figcaption>{draw(curves, names)}</figure>"
+    return f"<figure><figcaption>{escape(title)}{note}</figcaption>{draw(curves, names, rings)}</figure>"
 
 
 def answers(runs: Sequence[Run]) -> str:

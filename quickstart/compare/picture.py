@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from quickstart.compare.chart import FEW, style
-from quickstart.compare.reading import CURVES, Run
+from quickstart.compare.reading import CURVES, Curve, Run
 
 COLUMNS = 3
 INCHES = (4.6, 3.0)  # of one drawing
@@ -25,7 +25,7 @@ def picture(runs: Sequence[Run]) -> bytes:
     FigureCanvasAgg(figure)
     for place, curve in enumerate(shown, start=1):
         axes = figure.add_subplot(down, across, place)
-        axes.set_title(curve.title, fontsize=10)
+        axes.set_title(title(curve, runs), fontsize=10)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
@@ -42,6 +42,13 @@ def picture(runs: Sequence[Run]) -> bytes:
     return out.getvalue()
 
 
+def title(curve: Curve, runs: Sequence[Run]) -> str:
+    """Of one drawing; says what rings are where there are any."""
+    if curve.key != "reward" or not any(run.sampled for run in runs):
+        return curve.title
+    return f"{curve.title}\nlines: rollouts; rings: few greedy samples, before and after"
+
+
 def draw(axes: object, run: Run, key: str, index: int) -> None:
     """One run's curve."""
     points = run.curves.get(key)
@@ -49,8 +56,10 @@ def draw(axes: object, run: Run, key: str, index: int) -> None:
         return
     colour, dash = style(index)
     pattern = {"": "-", "6 3": "--", "2 3": ":"}[dash]
-    marker = "o" if len(points) <= FEW else ""
+    size, look = 3, {"linestyle": pattern, "marker": "o" if len(points) <= FEW else ""}
+    if run.sampled and key == "reward":
+        size, look = 6, {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
     steps, values = zip(*points, strict=True)
     axes.plot(  # type: ignore[attr-defined]
-        steps, values, pattern, color=colour, marker=marker, markersize=3, linewidth=1.4, label=run.name
+        steps, values, color=colour, markersize=size, linewidth=1.4, label=run.name, **look
     )

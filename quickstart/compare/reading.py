@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from quickstart.arguments import PREFERENCE_TYPES
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import CONFIG, ROLLOUTS, RUN, TRAINER_STATE
 
@@ -37,7 +38,8 @@ CURVES = (
         key="reward",
         title="Reward of the answers",
         names=("reward", "critic/score/mean", "critic/rewards/mean"),
-        note="Mean of each rollout. Methods without rollouts answer a few prompts before and after training.",
+        note="Lines: mean of each rollout, sampled while training. Rings: methods without rollouts; mean of a few greedy "
+        "answers before training (step 0) and after it (last step).",
     ),
     Curve(
         key="loss",
@@ -81,6 +83,7 @@ class Run:
     curves: dict[str, Points]
     steps: int
     answers: dict[str, Answer] = field(default_factory=dict)  # prompt -> its answer in the last rollout
+    sampled: int = 0  # rewards are means of so many greedy answers, before and after training; 0: of rollouts
 
     @property
     def algorithm(self) -> str:
@@ -142,11 +145,8 @@ def read_run(folder: Path, name: str) -> Run:
         raise UserError(Fault(field=str(folder), found="no records", rule=rule, fix=fix))
     history = history_of(state, folder / TRAINER_STATE)
     curves = {curve.key: points for curve in CURVES if (points := points_of(history, curve.names))}
-    contents = [(int(path.stem.rpartition("_")[2]) + 1, read_rollout(path)) for path in rollouts]
-    if "reward" not in curves and contents:
-        means = [(step, mean([row["reward"] for row in rows])) for step, rows in contents]
-        curves["reward"] = [(step, value) for step, value in means if value is not None]
-    return Run(
+    contents = [(int(path.stem.rpartition("_")[2]), read_rollout(path)) for path in rollouts]
+    run = Run(
         name=name,
         folder=folder,
         facts=read_json(folder / RUN),
@@ -155,6 +155,17 @@ def read_run(folder: Path, name: str) -> Run:
         steps=max((entry["step"] for entry in history), default=0),
         answers=answers_of(contents[-1][1]) if contents else {},
     )
+    if "reward" in curves or not contents:
+        return run
+    is_sampled = run.algorithm in PREFERENCE_TYPES
+    curves["reward"] = rewards_of(contents, first_step=0 if is_sampled else 1)
+    return replace(run, sampled=len(contents[-1][1]) if is_sampled else 0)
+
+
+def rewards_of(contents: list[tuple[int, list[dict[str, Any]]]], *, first_step: int) -> Points:
+    """Mean reward of each rollout file; first_step: where that of file 0 stands."""
+    means = [(number + first_step, mean([row["reward"] for row in rows])) for number, rows in contents]
+    return [(step, value) for step, value in means if value is not None]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Console:
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A table of prompt, response and reward."""
-        self.block(sample_table(title, rows, fancy=self._capture.encoding.startswith("utf")))
+        self.block(sample_table(title, rows))
 
     def _erase(self) -> None:
         if self._bar:
@@ -77,24 +77,40 @@ def bar_text(step: int, total: int, seconds_left: float, *, fancy: bool) -> str:
     return f"step {step}/{total} {done * full}{rest * (BAR_WIDTH - full)} about {minutes}:{seconds:02d} left"
 
 
-def sample_table(title: str, rows: Sequence[Mapping[str, Any]], *, fancy: bool) -> str:
-    """The table as text; rich counts the columns that Chinese characters take."""
-    from rich import box
+def sample_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Prompt, response and reward as text, under a title."""
+    columns = (("prompt", 2), ("response", 3), ("reward", 0))
+    cells = [(printable(row["prompt"]), printable(row["response"]), reward_text(row["reward"])) for row in rows]
+    return f"{title}\n{text_table(columns, cells)}"
+
+
+def text_table(columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]]) -> str:
+    """Lines of characters that every terminal has; rich counts the columns that Chinese characters take.
+
+    Args:
+        columns: name, and share of the width; 0: as wide as its numbers.
+        rows: a text for each column.
+    """
+    from rich.box import Box
     from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD if fancy else box.ASCII, width=TABLE_WIDTH)
-    table.add_column("prompt", ratio=2, overflow="fold")
-    table.add_column("response", ratio=3, overflow="fold")
-    table.add_column("reward", justify="right", no_wrap=True)
+    table = Table(box=Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True), width=TABLE_WIDTH)
+    for name, share in columns:
+        table.add_column(
+            name,
+            ratio=share or None,
+            overflow="fold",
+            justify="left" if share else "right",
+            no_wrap=not share,
+        )
     for row in rows:
-        prompt, response = (Text(printable(row[name])) for name in ("prompt", "response"))
-        table.add_row(prompt, response, Text(reward_text(row["reward"])))
+        table.add_row(*(Text(text) for text in row))
     out = io.StringIO()
     RichConsole(file=out, width=TABLE_WIDTH, force_terminal=False, no_color=True, legacy_windows=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([title, *(line for line in lines if line)])
+    return "\n".join(line for line in lines if line)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -102,6 +118,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     cells = [[*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]] for row in rows]
     return "\n".join("  " + "  ".join(row).rstrip() for row in cells)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 step, 5 steps."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def reward_text(reward: Any) -> str:

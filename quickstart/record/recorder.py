@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quickstart.arguments import CRITIC_TYPES, ROLLOUT_TYPES, RunConfig, algorithm_name
+from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig, algorithm_name
 from quickstart.config import Choice, to_yaml
 from quickstart.outputs import OutputFolder
 from quickstart.record.capture import Capture
-from quickstart.record.console import Console, aligned
+from quickstart.record.console import Console, aligned, counted
 from quickstart.record.rollouts import write_rollouts
 from quickstart.record.run_record import now, start_facts
 from quickstart.record.state import TrainerState, plain_metrics
@@ -57,6 +57,7 @@ class Recorder:
         self.last_metrics: dict[str, Any] = {}  # its metrics, plain names among them
         self._closed = False
         self._rewards: list[float] = []  # mean of each step
+        self._samples_only = cfg.rl.rl_type in PREFERENCE_TYPES
         self._last_rows: Sequence[Mapping[str, Any]] = ()
         write_atomic(outputs.config, to_yaml(cfg))
         outputs.update_run(**start_facts(cfg, choices, argv), exit_reason="running")
@@ -83,17 +84,25 @@ class Recorder:
         self.console.line(text)
 
     def rollout(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Answers of one step with their rewards. Always written; told at logging steps."""
+        """Answers of one step with their rewards. Always written; told at logging steps.
+
+        A method without rollouts hands in samples: before training as those of step 1, after it as those of one more
+        step than there are.
+        """
         write_rollouts(self._outputs.rollout_file(step), rows)
         rewards = [float(row["reward"]) for row in rows]
         self._rewards.append(statistics.fmean(rewards))
-        if self._is_told(step):
+        first = "Answers of the first step"
+        if self._samples_only:
+            first = samples_name(step)
+            self.console.line(samples_line(step, rewards))
+        elif self._is_told(step):
             prompts = len({row["uid"] for row in rows})
             self.console.line(f"Step {step}: rollout completed ({prompts} prompts -> {len(rows)} responses)")
             spread = statistics.pstdev(rewards)
             self.console.line(f"Step {step}: reward computed (avg {self._rewards[-1]:.2f}, std {spread:.2f})")
         if not self._last_rows:
-            self.console.samples("Answers of the first step: best, middle and worst", pick(rows))
+            self.console.samples(f"{first}: best, middle and worst", pick(rows))
         self._last_rows = rows
 
     def update(self, step: int, epoch: float, metrics: Mapping[str, Any]) -> None:
@@ -122,7 +131,8 @@ class Recorder:
         shown = found.get("eval_reward", found.get("eval_loss"))
         word = "reward" if "eval_reward" in found else "loss"
         value = "" if shown is None else f": {word} {shown:.3f}"
-        self.console.line(f"Step {step}: evaluation done{f' on {len(rows)} rows' if rows else ''}{value}")
+        where = f" on {counted(len(rows), 'row')}" if rows else ""
+        self.console.line(f"Step {step}: evaluation done{where}{value}")
 
     def saved(self, step: int, path: Path) -> None:
         """A checkpoint is complete."""
@@ -140,9 +150,16 @@ class Recorder:
         self._outputs.update_run(
             ended=now(), exit_reason=exit_reason, steps=self.step, nonfinite_values=self._state.nonfinite
         )
-        if self.step > 1 and self._last_rows and self._cfg.rl.rl_type in ROLLOUT_TYPES:
+        if self.step > 1 and self._last_rows and not self._samples_only:
             self.console.samples("Answers of the last step: best, middle and worst", pick(self._last_rows))
-        self.console.line(closing_line(exit_reason, self.step, self._rewards, self._outputs))
+        self.console.line(closing_line(exit_reason, self.step, self._change(), self._outputs))
+
+    def _change(self) -> str:
+        """The reward at the start and at the end; empty where there are not two."""
+        if len(self._rewards) < 2:
+            return ""
+        what = "reward of the samples" if self._samples_only else "reward"
+        return f", {what} {self._rewards[0]:.3f} -> {self._rewards[-1]:.3f}"
 
     def _is_told(self, step: int) -> bool:
         return step in (1, self._max_steps) or step % self._cfg.training.logging_steps == 0
@@ -166,6 +183,17 @@ def pick(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [ranked[place] for place in places[:SAMPLES]]
 
 
+def samples_name(step: int) -> str:
+    """Of a method without rollouts: its samples at this step of `rollout`."""
+    return f"Samples {'before' if step == 1 else 'after'} training"
+
+
+def samples_line(step: int, rewards: Sequence[float]) -> str:
+    """Samples before training: 8 greedy answers, average reward 0.32"""
+    average = statistics.fmean(rewards)
+    return f"{samples_name(step)}: {counted(len(rewards), 'greedy answer')}, average reward {average:.2f}"
+
+
 def update_line(step: int, rl_type: str, metrics: Mapping[str, Any]) -> str:
     """Step 3: PPO update done. Loss: actor 0.01, critic 0.2, kl 0.001"""
     plain = {**plain_metrics(metrics), **metrics}
@@ -178,13 +206,12 @@ def update_line(step: int, rl_type: str, metrics: Mapping[str, Any]) -> str:
     return f"Step {step}: {algorithm_name(rl_type)} update done." + (f" Loss: {', '.join(parts)}" if parts else "")
 
 
-def closing_line(exit_reason: str, steps: int, rewards: Sequence[float], outputs: OutputFolder) -> str:
+def closing_line(exit_reason: str, steps: int, change: str, outputs: OutputFolder) -> str:
     """The last line of a run; after a failure it points to the log."""
     reason = (exit_reason.splitlines() or [""])[0][:160]
     word = "Training completed" if exit_reason == "completed" else f"Training ended early ({reason})"
-    change = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if len(rewards) > 1 else ""
     log = f"; the log of it all: {outputs.log}" if exit_reason.startswith("failed") else ""
-    return f"{word}: {steps} steps{change}. Results are in {outputs.root}{log}"
+    return f"{word}: {counted(steps, 'step')}{change}. Results are in {outputs.root}{log}"
 
 
 def settings_text(cfg: RunConfig, choices: Sequence[Choice]) -> str:

@@ -6,7 +6,6 @@ Not here: how tokens are generated (plugin/engine.py), what a reward is.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.rollout import stop_token_ids
 from quickstart.plugin.training import Policy
-from quickstart.record.console import printable, reward_text
+from quickstart.record.console import printable, reward_text, text_table
 from quickstart.trainers.preference_batches import LabelledRow, PairRow
 
 COUNT = 8  # prompts
@@ -93,7 +92,7 @@ class Sampler:
         self.first: list[dict[str, Any]] = []
 
     def rows(self, step: int) -> list[dict[str, Any]]:
-        """Rollout rows under the weights of now. step: as rollouts count, 1 is before the first update."""
+        """Rollout rows under the weights of now. step: the one that comes next, so that 1 is before training."""
         completions = self._generate()
         rows = [self._row(step, i, answer) for i, answer in enumerate(completions)]
         self.first = self.first or rows
@@ -126,7 +125,7 @@ class Sampler:
             "prompt": question.text,
             "response": text,
             "reward": float(score["score"] if isinstance(score, dict) else score),
-            "step": step,
+            "step": step - 1,  # updates that the weights have seen
             "uid": str(index),
             "ground_truth": truth,
             "prompt_length": len(self._prompts[index]),
@@ -140,20 +139,17 @@ def module_device(module: torch.nn.Module) -> str:
     return next(module.parameters()).device.type
 
 
-def before_after(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], *, width: int = 110) -> str:
-    """Both answers to the same prompts side by side, as text; rich counts the columns of Chinese characters."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.ASCII, width=width)
-    for name in ("prompt", "before", "after"):
-        table.add_column(name, ratio=2 if name == "prompt" else 3, overflow="fold")
-    table.add_column("reward", justify="right", no_wrap=True)
-    for old, new in list(zip(before, after, strict=True))[:TABLE_ROWS]:
-        cells = [Text(printable(value)) for value in (old["prompt"], old["response"], new["response"])]
-        table.add_row(*cells, Text(f"{reward_text(old['reward'])} > {reward_text(new['reward'])}"))
-    out = io.StringIO()
-    Console(file=out, width=width, force_terminal=False, no_color=True, legacy_windows=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines() if line.strip())
+def before_after(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str:
+    """Both answers to the same prompts side by side, as text."""
+    columns = (("prompt", 2), ("before", 3), ("after", 3), ("reward", 0))
+    pairs = list(zip(before, after, strict=True))[:TABLE_ROWS]
+    cells = [
+        (
+            printable(old["prompt"]),
+            printable(old["response"]),
+            printable(new["response"]),
+            f"{reward_text(old['reward'])} -> {reward_text(new['reward'])}",
+        )
+        for old, new in pairs
+    ]
+    return text_table(columns, cells)
