@@ -38,8 +38,8 @@ CURVES = (
         key="reward",
         title="Reward of the answers",
         names=("reward", "critic/score/mean", "critic/rewards/mean"),
-        note="Lines: mean of each rollout, sampled while training. Rings: methods without rollouts; mean of a few greedy "
-        "answers before training (step 0) and after it (last step).",
+        note="Lines: mean of each rollout, sampled while training. Rings: methods without rollouts; mean of a few "
+        "greedy answers before training (step 0) and after it (last step).",
     ),
     Curve(
         key="loss",

@@ -54,6 +54,16 @@ class LocalRay:
         return value
 
 
+# Columns that no worker reads: the trainer's own, and those that only the other model's update is about.
+SCORES = ("rm_scores", "token_level_scores", "token_level_rewards", "entropy", "log_probs", "rollout_log_probs")
+UNREAD = {
+    "update_actor": (*SCORES, "values", "returns"),
+    "train_mini_batch": (*SCORES, "old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),  # the critic's
+    "compute_log_prob": (*SCORES, "old_log_probs", "ref_log_prob"),
+    "compute_ref_log_prob": (*SCORES, "old_log_probs"),
+    "infer_batch": (*SCORES, "old_log_probs", "ref_log_prob"),  # the critic's values
+}
+
 # What loading takes place in which call of verl's `_setup`, for the console.
 LOADING = {"reset": "critic", "init_model": "actor, reference and rollout engine"}
 
@@ -82,7 +92,7 @@ class WorkerHandle:
             self._tell(LOADING[method.__name__])
         keys = args[0] if args and isinstance(args[0], KVBatchMeta) else None
         if keys is not None:
-            args = (self._rows_of(keys), *args[1:])
+            args = (self._rows_of(keys, UNREAD[method.__name__]), *args[1:])
         result = method(*args, **kwargs)
         if inspect.iscoroutine(result):
             result = self._loop.run(result)
@@ -95,8 +105,8 @@ class WorkerHandle:
         # train_mini_batch is the one result without rows that verl awaits (`.get()`); update_actor is read directly
         return Done(result) if method.__name__ == "train_mini_batch" else result
 
-    def _rows_of(self, keys: KVBatchMeta) -> TensorDict:
-        rows = self._store.tensors(keys.keys, keys.partition_id)
+    def _rows_of(self, keys: KVBatchMeta, unread: tuple[str, ...]) -> TensorDict:
+        rows = self._store.tensors(keys.keys, keys.partition_id, without=unread)
         for name, value in keys.extra_info.items():
             tu.assign_non_tensor_data(rows, name, value)
         return rows

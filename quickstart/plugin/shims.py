@@ -20,6 +20,7 @@ from quickstart.plugin import SUPPORTED_VERL
 from quickstart.plugin.fused_head import patch_one_model
 from quickstart.plugin.graphed_body import Arena, graph_body
 from quickstart.plugin.lean_layers import make_lean, store_products
+from quickstart.plugin.nested_rows import chunk_rows, select_rows
 from quickstart.plugin.retry import Halving
 
 HF_ROLLOUT = ("hf", "async")
@@ -164,7 +165,7 @@ def tokenizer_with_trust(trust_remote_code: bool) -> Callable[..., Any]:
 
 def _common_shims(trust_remote_code: bool) -> list[Shim]:
     from verl.experimental.reward_loop import reward_loop
-    from verl.utils import model, torch_functional
+    from verl.utils import model, tensordict_utils, torch_functional
     from verl.workers.config import model as model_config
 
     again = "each role loads tokenizer and processor again"
@@ -192,6 +193,20 @@ def _common_shims(trust_remote_code: bool) -> list[Shim]:
             replacement=logprobs_by_cross_entropy,
             why="without flash-attn verl loops over tokens in Python: 5 times slower at a vocabulary of 49k",
             where="verl/utils/torch_functional.py:175-213",
+        ),
+        Shim(
+            module=tensordict_utils,
+            name="index_select_tensor_dict",
+            replacement=select_rows(tensordict_utils.index_select_tensor_dict),
+            why="all rows are unbound for each mini batch: time grows with the square of the batch",
+            where="verl/utils/tensordict_utils.py:458",
+        ),
+        Shim(
+            module=tensordict_utils,
+            name="chunk_tensordict",
+            replacement=chunk_rows(tensordict_utils.chunk_tensordict),
+            why="a mini batch that is one micro batch is taken apart and put together again",
+            where="verl/utils/tensordict_utils.py:302",
         ),
     ]
 

@@ -73,11 +73,15 @@ class MemoryStore:
         assert fields is None, "verl's synchronous trainer puts fields in batches only"
         self.kv_batch_put([key], partition_id, None, [tag or {}])
 
-    def tensors(self, keys: Sequence[str], partition_id: str) -> TensorDict:
+    def tensors(self, keys: Sequence[str], partition_id: str, without: Sequence[str] = ()) -> TensorDict:
         """The tensor columns of rows. Workers read no others, and a column of Python objects costs more than it holds:
-        TensorDict handles each of its cells as a TensorDict."""
+        TensorDict handles each of its cells as a TensorDict.
+
+        Args:
+            without: columns that are left out; one that is not there is no error.
+        """
         first = self._rows[partition_id][keys[0]]
-        names = [name for name, value in first.items() if isinstance(value, torch.Tensor)]
+        names = [name for name, value in first.items() if isinstance(value, torch.Tensor) and name not in without]
         return self.kv_batch_get(keys, partition_id, names)
 
     def kv_batch_get(
