@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from quickstart.plugin import graphed_body, shims
+from quickstart.plugin import fused_head, graphed_body, shims
 from quickstart.plugin.fused_head import patch_one_model
 from quickstart.plugin.graphed_body import Arena, GraphedBody, can_graph, graph_body
 
@@ -163,7 +163,11 @@ def fused(tiny_tied, device):
 
 class TestFusedHead:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_log_probs_entropy_and_gradients_are_those_of_the_logits(self, fused, device, temperature):
+    @pytest.mark.parametrize("chunk", [4, 1024])
+    def test_log_probs_entropy_and_gradients_are_those_of_the_logits(
+        self, fused, device, temperature, chunk, monkeypatch
+    ):
+        monkeypatch.setattr(fused_head, "CHUNK", chunk)
         plain, other = fused
         inputs = batch((5, 9, 7), device)
         scores = (plain(**inputs).logits / temperature).log_softmax(-1)
@@ -178,6 +182,42 @@ class TestFusedHead:
         assert set(ours) == set(theirs)
         for name in ours:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+
+    def test_tokens_without_a_gradient_change_nothing(self, fused, device, monkeypatch):
+        """The prompt's tokens: the loss does not read them, the backward pass leaves them out."""
+        monkeypatch.setattr(fused_head, "CHUNK", 4)
+        plain, other = fused
+        inputs = batch((5, 9, 7), device)
+        answer = torch.arange(9, device=device) > 3
+        labels = inputs["input_ids"].roll(-1, -1)
+        scores = plain(**inputs).logits.log_softmax(-1)
+        (scores.gather(-1, labels[..., None])[..., 0] * answer).sum().backward()
+        (other(**inputs, return_dict=True).log_probs * answer).sum().backward()
+        for name, gradient in gradients(other).items():
+            torch.testing.assert_close(gradient, gradients(plain)[name], rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("chunk", [4, 1024])
+    def test_entropy_of_a_pass_without_gradients(self, fused, device, chunk, monkeypatch):
+        monkeypatch.setattr(fused_head, "CHUNK", chunk)
+        plain, other = fused
+        inputs = batch((5, 9, 7), device)
+        with torch.no_grad():
+            scores = (plain(**inputs).logits / 0.7).log_softmax(-1)
+            entropy = other(**inputs, temperature=0.7, return_dict=True).entropy
+        torch.testing.assert_close(entropy, -(scores.exp() * scores).sum(-1), rtol=1e-5, atol=1e-5)
+
+    def test_half_precision_is_rounded_once(self, device):
+        """Logits of bf16; all else in float32: verl's own function, and the exact value of the same logits."""
+        from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
+
+        dice = torch.Generator().manual_seed(0)
+        hidden, weight = (torch.randn(n, 16, generator=dice).to(device, torch.bfloat16) for n in (40, 300))
+        labels = torch.arange(40, device=device)
+        log_probs = fused_head.HeadLogProbs.apply(hidden, weight, labels, 1.0)
+        logits = (hidden @ weight.t()).double()
+        exact = logits.log_softmax(-1)[labels, labels]
+        torch.testing.assert_close(log_probs.double(), exact, rtol=0, atol=1e-5)
+        torch.testing.assert_close(log_probs, FusedLinearForPPOFunction.apply(hidden, weight, labels)[0])
 
     def test_products_are_taken_in_the_autocast_type(self, fused, device):
         plain, other = fused

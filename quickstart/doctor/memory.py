@@ -50,9 +50,9 @@ ADAM = 8  # two float32 moments
 # update: logits, copy, log-softmax and the gradients of these; the zeros in the first of them are hardly touched.
 LOGITS_FORWARD = {4: 12, 2: 14}
 LOGITS_UPDATE = 14
-# On a GPU logits exist for so many tokens at once, in up to five float32 copies, with gradients or without.
-FUSED_TOKENS = 512  # plugin/fused_head.py, CHUNK
-LOGITS_FUSED = 20
+# On a GPU logits exist for so many tokens at once, with log-softmax and probabilities in float32 beside them.
+FUSED_TOKENS = 1024  # plugin/fused_head.py, CHUNK
+LOGITS_FUSED = 12
 INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients at most (verl_config)
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported

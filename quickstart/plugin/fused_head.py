@@ -2,20 +2,110 @@
 
 20 rows of 175 tokens over a vocabulary of 151,936 are 1 GB of bf16 logits, and 8 GB with their float32 copies and
 gradients. verl has the remedy (use_fused_kernels with impl_backend torch: chunks of tokens, logits made again in the
-backward pass), but two things keep it from a run in one process, and are all that is different here: it replaces the
-forward of the class, and with it the rollout's; and it multiplies in float32 in the backward pass, where autocast is
-over.
+backward pass), but it replaces the forward of the class, and with it the rollout's; it multiplies in float32 in the
+backward pass, where autocast is over; and it goes over the logits of each chunk some twenty times, entropy included
+where nobody asked for it, which is most of what an update of a 0.5B model costs. Here a chunk is gone over as often as
+the result needs, in two buffers, and tokens without a gradient (the prompt's) are left out of the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 
-CHUNK = 512  # tokens whose logits exist at once: 0.3 GB in float32 at a vocabulary of 151,936, up to five times
+CHUNK = 1024  # tokens whose logits exist at once: 0.9 GB at a vocabulary of 151,936, in bf16 and once in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedOutput:
+    """What verl's engine reads with use_fused_kernels (transformer_impl.py:1461-1475)."""
+
+    log_probs: torch.Tensor  # (rows, length), float32
+    _hidden: torch.Tensor
+    _weight: torch.Tensor
+    _labels: torch.Tensor
+    _temperature: float
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """(rows, length), float32. Made when it is read: most passes do not need it. With a gradient it is verl's."""
+        with torch.autocast(self._hidden.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
+
+                return FusedLinearForPPOFunction.apply(self._hidden, self._weight, self._labels, self._temperature)[1]
+            return entropy_of(self._hidden.flatten(0, -2), self._weight, self._temperature).view(self._labels.shape)
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[label], in float32.
+
+    Args:
+        hidden: (tokens, size); weight: (vocabulary, size), of the type in which they are multiplied.
+        labels: (tokens,).
+
+    Returns:
+        (tokens,) float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        log_probs = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
+        logsumexp = torch.empty_like(log_probs)
+        for part, scores in _chunks(hidden, weight, temperature):
+            log_probs[part] = _log_softmax(scores).gather(-1, labels[part, None])[:, 0]
+            logsumexp[part] = scores.gather(-1, labels[part, None])[:, 0].float() - log_probs[part]
+        ctx.save_for_backward(hidden, weight, labels, logsumexp)
+        ctx.temperature = temperature
+        return log_probs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        """d log p(label) / d logits = onehot - p, divided by the temperature."""
+        hidden, weight, labels, logsumexp = ctx.saved_tensors
+        used = grad.nonzero()[:, 0]
+        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        hidden, labels = hidden[used], labels[used, None]
+        logsumexp, grad = logsumexp[used, None], grad[used, None].float() / ctx.temperature
+        for part, scores in _chunks(hidden, weight, ctx.temperature):
+            probs = torch.sub(scores, logsumexp[part]).exp_()  # float32, as the sum is
+            at_label = grad[part] * (1 - probs.gather(-1, labels[part]))
+            grad_logits = torch.mul(probs, -grad[part], out=scores)
+            grad_logits.scatter_(-1, labels[part], at_label.to(scores.dtype))
+            grad_hidden[used[part]] = grad_logits @ weight
+            grad_weight.addmm_(grad_logits.t(), hidden[part])
+        return grad_hidden, grad_weight, None, None
+
+
+def entropy_of(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Entropy of each token's distribution in nats, (tokens,) float32; without a gradient."""
+    parts = []
+    for _, scores in _chunks(hidden, weight, temperature):
+        log_probs = _log_softmax(scores)
+        parts.append(-torch.linalg.vecdot(log_probs.exp(), log_probs))
+    return torch.cat(parts)
+
+
+def _log_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """In float32; on a GPU read in half precision, where Tensor.log_softmax(dtype=...) makes a copy of bf16 first."""
+    if scores.is_cuda and scores.dtype != torch.float32:
+        return torch.ops.aten._log_softmax(scores, -1, half_to_float=True)
+    return scores.log_softmax(-1, dtype=torch.float32)
+
+
+def _chunks(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Logits over the temperature, chunk by chunk, in one buffer: (tokens of the chunk, vocabulary)."""
+    buffer = hidden.new_empty(min(CHUNK, len(hidden)), len(weight))
+    for start in range(0, len(hidden), CHUNK):
+        part = slice(start, min(start + CHUNK, len(hidden)))
+        scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - start])
+        yield part, scores if temperature == 1 else scores.div_(temperature)
 
 
 def forward_with_log_probs(
@@ -27,7 +117,7 @@ def forward_with_log_probs(
     temperature: float = 1.0,
     shift_labels: torch.Tensor | None = None,
     return_dict: bool = True,
-) -> Any:
+) -> FusedOutput:
     """A causal model's forward as verl's engine calls it with use_fused_kernels (transformer_impl.py:1315).
 
     As verl.models.transformers.dense_common.forward_with_torch_backend.
@@ -35,13 +125,7 @@ def forward_with_log_probs(
     Args:
         input_ids, attention_mask, position_ids: (rows, length).
         shift_labels: (rows, length) the token that each place predicts; default: input_ids shifted by one.
-
-    Returns:
-        log_probs (rows, length) in float32, entropy (rows, length).
     """
-    from verl.models.transformers.dense_common import CausalLMOutputForPPO
-    from verl.utils.experimental.torch_functional import FusedLinearForPPOFunction
-
     out = self.base_model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     )
@@ -50,9 +134,17 @@ def forward_with_log_probs(
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(kind), weight.to(kind)
+    hidden = hidden.contiguous()
     labels = torch.roll(input_ids, shifts=-1, dims=-1) if shift_labels is None else shift_labels
-    log_probs, entropy = FusedLinearForPPOFunction.apply(hidden.contiguous(), weight, labels, temperature, CHUNK)
-    return CausalLMOutputForPPO(log_probs=log_probs, entropy=entropy)
+    with torch.autocast(device, enabled=False):  # types are as wanted by now; autocast would copy for the softmax
+        log_probs = HeadLogProbs.apply(hidden.flatten(0, -2), weight, labels.flatten(), temperature)
+    return FusedOutput(
+        log_probs=log_probs.view(labels.shape),
+        _hidden=hidden,
+        _weight=weight,
+        _labels=labels,
+        _temperature=temperature,
+    )
 
 
 def patch_one_model(original: Callable[..., None]) -> Callable[..., None]:
