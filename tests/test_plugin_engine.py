@@ -1,6 +1,7 @@
-"""Token generation: log-probs, greedy decoding, sampling, stopping, batching. Both generators, three models."""
+"""Token generation: log-probs, greedy decoding, sampling, stopping, batching. Three generators, three models."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from quickstart.plugin import engine
 from quickstart.plugin.engine import Generator, Sampling, _Settings, filter_logits, sample_tokens
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
+from quickstart.plugin.lean_decode import join_projections
 
 STOP = 1  # <|im_end|>
 PROMPTS = [[5, 6, 7], [40], list(range(60, 90)), [200, 3, 3, 3, 9, 100, 101]]
@@ -32,13 +34,16 @@ def model(folder):
     return load(folder)
 
 
-@pytest.fixture(scope="module", params=[Generator, GraphGenerator])
+@pytest.fixture(scope="module", params=["dynamic", "fixed", "fixed and lean"])
 def make(request, folder):
-    """Makes a generator of either kind; keywords as of Generator."""
-    model = load(folder, ATTENTION if request.param is GraphGenerator else "sdpa")
+    """Makes a generator of each kind; keywords as of Generator."""
+    fixed = request.param != "dynamic"
+    model = load(folder, ATTENTION if fixed else "sdpa")
+    lean = request.param == "fixed and lean" and join_projections(model)
 
     def make(**keywords):
-        return request.param(model, **({"stop_token_ids": [STOP], "pad_token_id": STOP, "seed": 0} | keywords))
+        kind = partial(GraphGenerator, lean=lean) if fixed else Generator
+        return kind(model, **({"stop_token_ids": [STOP], "pad_token_id": STOP, "seed": 0} | keywords))
 
     return make
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from quickstart.plugin.engine import Completion, Generator, Sampling, _Settings, left_pad, sample_tokens, unique_prompts
+from quickstart.plugin.lean_decode import DecodeCache
 
 ATTENTION = "quickstart_grouped"
 # How many steps are replayed between two looks at whether every row has ended (a look waits for the device).
@@ -43,7 +44,7 @@ def grouped_attention(
 
     Args:
         query: (rows, heads, queries, head size); key, value: (rows, kv heads, length, head size).
-        attention_mask: (rows, 1, queries, length), True where attended.
+        attention_mask: (rows, 1, queries, length), True where attended, or 0 there and -inf elsewhere.
 
     Returns:
         (rows, queries, heads, head size) and None, as transformers' attention functions.
@@ -70,10 +71,10 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 class _Step:
     """Everything that one decode step reads and writes; addresses stay, contents change."""
 
-    cache: StaticCache
+    cache: DecodeCache
     tokens: torch.Tensor  # (rows, 1) the tokens to be read next
     positions: torch.Tensor  # (rows, 1) their positions
-    mask: torch.Tensor  # (rows, 1, 1, length) bool
+    mask: torch.Tensor  # (rows, 1, 1, length) 0 where attended, -inf elsewhere: what the kernels want of a bool mask
     column: torch.Tensor  # (1,) where the next token lies in the cache
     index: torch.Tensor  # (1,) number of the next answer token
     answers: torch.Tensor  # (rows, new) tokens
@@ -91,10 +92,15 @@ class _Step:
 
 
 class GraphGenerator(Generator):
-    """As Generator, on one device with fixed shapes. Takes models whose layers all attend to the full length."""
+    """As Generator, on one device with fixed shapes. Takes models whose layers all attend to the full length.
 
-    def __init__(self, model: torch.nn.Module, **kwargs: Any) -> None:
+    Args:
+        lean: whether the model decodes by lean_decode.join_projections.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, lean: bool = False, **kwargs: Any) -> None:
         super().__init__(model, **kwargs)
+        self._lean = lean
         self._step: _Step | None = None
 
     def release(self) -> None:
@@ -142,12 +148,13 @@ class GraphGenerator(Generator):
         def full(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
+        column = full(1)
         return _Step(
-            cache=StaticCache(config=self.model.config, max_cache_len=length),
+            cache=DecodeCache(column=column, lean=self._lean, config=self.model.config, max_cache_len=length),
             tokens=full(rows, 1),
             positions=full(rows, 1),
-            mask=full(rows, 1, 1, length, dtype=torch.bool),
-            column=full(1),
+            mask=full(rows, 1, 1, length, dtype=self.model.dtype),
+            column=column,
             index=full(1),
             answers=full(rows, new),
             log_probs=full(rows, new, dtype=torch.float32),
@@ -164,8 +171,8 @@ class GraphGenerator(Generator):
         logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), prompts)
         self._fill_cache(step, prompts, owner, width)
         mask = mask[owner]
-        step.mask.zero_()
-        step.mask[:, 0, 0, :width] = mask.bool()
+        step.mask.fill_(float("-inf"))
+        step.mask[:, 0, 0, :width].masked_fill_(mask.bool(), 0.0)
         step.positions.copy_(mask.sum(1, keepdim=True) - 1)
         step.column.fill_(width)
         step.index.zero_()
@@ -197,7 +204,7 @@ class GraphGenerator(Generator):
         step.positions.add_(1)
 
     def _decode(self, step: _Step) -> None:
-        step.mask.index_fill_(3, step.column, True)
+        step.mask.index_fill_(3, step.column, 0.0)
         out = self.model(
             input_ids=step.tokens,
             attention_mask=step.mask,

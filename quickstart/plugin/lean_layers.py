@@ -24,6 +24,9 @@ def lean_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
     Under autocast the result is in autocast's type: what reads it is a projection, which would round it itself.
     """
+    if hidden_states.dtype == self.weight.dtype and not torch.is_autocast_enabled(hidden_states.device.type):
+        # one kernel, which computes in float32 and rounds once
+        return nn.functional.rms_norm(hidden_states, (hidden_states.shape[-1],), self.weight, self._epsilon)
     out = nn.functional.rms_norm(hidden_states.float(), (hidden_states.shape[-1],), self.weight.float(), self._epsilon)
     device = hidden_states.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype

@@ -71,5 +71,5 @@ def chunk_rows(original: Callable[..., list[TensorDict]]) -> Callable[..., list[
     return chunk
 
 
-def _jagged(batch: TensorDict | None) -> dict[str, torch.Tensor]:
+def _jagged(batch: Any) -> dict[str, torch.Tensor]:
     return {name: column for name, column in batch.items() if is_plain_jagged(column)}

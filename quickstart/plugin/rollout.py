@@ -20,6 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
+from quickstart.plugin.lean_decode import join_projections
 from quickstart.plugin.lean_layers import make_lean
 from quickstart.plugin.retry import LOWER_ANSWERS, attempt, free_cached, out_of_memory
 
@@ -136,14 +137,20 @@ class LocalRollout(BaseRollout):
         self.model.tie_weights()
         self.model.to(self._device)
         self.model.requires_grad_(False)
-        kind = GraphGenerator if self._uses_graphs() else Generator
-        self._generator = kind(
-            self.model,
-            stop_token_ids=stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
-            pad_token_id=self.model_config.tokenizer.pad_token_id,
-            seed=self.config.seed,
-            max_rows=self.config.max_num_seqs,
-        )
+        self._generator = self._new_generator()
+
+    def _new_generator(self) -> Generator:
+        options = {
+            "stop_token_ids": stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
+            "pad_token_id": self.model_config.tokenizer.pad_token_id,
+            "seed": self.config.seed,
+            "max_rows": self.config.max_num_seqs,
+        }
+        if not self._uses_graphs():
+            return Generator(self.model, **options)
+        # in float32 the weights are the actor's own tensors, which must stay where they are
+        lean = self._dtype != torch.float32 and join_projections(self.model)
+        return GraphGenerator(self.model, lean=lean, **options)
 
     def begin(self, *numbers: int) -> None:
         """What is generated next belongs to this step and purpose: draws depend on nothing that came before.
