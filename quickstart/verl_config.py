@@ -165,7 +165,7 @@ def _actor(cfg: RunConfig) -> dict[str, Any]:
     }
 
 
-INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients: 1 GB for 0.5B weights, no logits (plugin/fused_head.py)
+INFERENCE_TOKENS = 49152  # of a GPU's pass without gradients: 1 GB for 0.5B weights, no logits (plugin/fused_head.py)
 
 
 def inference_rows(cfg: RunConfig) -> int:

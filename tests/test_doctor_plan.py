@@ -142,7 +142,7 @@ def test_passes_without_gradients_have_more_rows_on_a_gpu() -> None:
         return next(item.size for item in items if item.kind == "pass without gradients")
 
     assert size(20) == 20 * 384 * (3 * 2 * 4864 + 4 * 896)
-    assert size(400) == 32768 * (3 * 2 * 4864 + 4 * 896)  # about 1 GB
+    assert size(400) == 49152 * (3 * 2 * 4864 + 4 * 896)  # about 1 GB
 
 
 def test_the_plan_has_the_numbers_of_the_code() -> None:

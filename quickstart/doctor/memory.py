@@ -53,7 +53,7 @@ LOGITS_UPDATE = 14
 # On a GPU logits exist for so many tokens at once, with log-softmax and probabilities in float32 beside them.
 FUSED_TOKENS = 1024  # plugin/fused_head.py, CHUNK
 LOGITS_FUSED = 12
-INFERENCE_TOKENS = 32768  # of a GPU's pass without gradients at most (verl_config)
+INFERENCE_TOKENS = 49152  # of a GPU's pass without gradients at most (verl_config)
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
 DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
