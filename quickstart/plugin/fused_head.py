@@ -59,7 +59,7 @@ class HeadLogProbs(torch.autograd.Function):
         log_probs = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
         logsumexp = torch.empty_like(log_probs)
         for part, scores in _chunks(hidden, weight, temperature):
-            log_probs[part] = _log_softmax(scores).gather(-1, labels[part, None])[:, 0]
+            log_probs[part] = scores.log_softmax(-1, dtype=torch.float32).gather(-1, labels[part, None])[:, 0]
             logsumexp[part] = scores.gather(-1, labels[part, None])[:, 0].float() - log_probs[part]
         ctx.save_for_backward(hidden, weight, labels, logsumexp)
         ctx.temperature = temperature
@@ -87,16 +87,9 @@ def entropy_of(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -
     """Entropy of each token's distribution in nats, (tokens,) float32; without a gradient."""
     parts = []
     for _, scores in _chunks(hidden, weight, temperature):
-        log_probs = _log_softmax(scores)
+        log_probs = scores.log_softmax(-1, dtype=torch.float32)
         parts.append(-torch.linalg.vecdot(log_probs.exp(), log_probs))
     return torch.cat(parts)
-
-
-def _log_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """In float32; on a GPU read in half precision, where Tensor.log_softmax(dtype=...) makes a copy of bf16 first."""
-    if scores.is_cuda and scores.dtype != torch.float32:
-        return torch.ops.aten._log_softmax(scores, -1, half_to_float=True)
-    return scores.log_softmax(-1, dtype=torch.float32)
 
 
 def _chunks(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:

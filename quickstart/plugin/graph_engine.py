@@ -60,7 +60,7 @@ def grouped_attention(
         attn_mask=attention_mask,
         scale=kwargs.get("scaling"),
     )
-    return out.view(rows, 1, heads, size), None
+    return out.reshape(rows, 1, heads, size), None
 
 
 AttentionInterface.register(ATTENTION, grouped_attention)
