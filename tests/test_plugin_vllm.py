@@ -20,7 +20,7 @@ import torch
 from quickstart.errors import RunError
 from quickstart.plugin import vllm_engine
 from quickstart.plugin.engine import Sampling
-from quickstart.plugin.vllm_engine import VllmGenerator, answer_of, cache_bytes, load, parts_of, take_weights
+from quickstart.plugin.vllm_engine import VllmGenerator, answer_of, cache_bytes, load, parts_of, take_weights, whole_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE = ROOT / "tests" / "support" / "fake_vllm"
@@ -144,9 +144,13 @@ class TestWeights:
         with pytest.raises(AssertionError, match=f"missing .*{name}"):
             make(tiny_tied).load_weights(sent.items())
 
-    def test_an_unknown_one_is_an_error(self, vllm, tiny_tied):
-        with pytest.raises(ValueError, match="lora_A"):
-            make(tiny_tied).load_weights({"model.layers.0.lora_A": torch.zeros(1)}.items())
+    @pytest.mark.parametrize(
+        ("name", "error"), [("model.layers.0.lora_A.weight", AssertionError), ("base_model.norm.weight", ValueError)]
+    )
+    def test_an_unknown_one_is_an_error(self, vllm, tiny_tied, name, error):
+        more = {name: torch.zeros(1)}
+        with pytest.raises(error, match=name):
+            make(tiny_tied).load_weights((weights(tiny_tied) | more).items())
 
     def test_a_tied_head_may_come(self, vllm, tiny_tied):
         head = {"lm_head.weight": torch.zeros(1)}
@@ -161,7 +165,9 @@ class TestWeights:
         take_weights(model, [("language_model.a.q_proj.weight", torch.zeros(1))])
 
     def test_parts_of_a_joined_weight(self):
-        joined = {"qkv_proj": ["q_proj", "k_proj"]}
+        joined = {"qkv_proj": ["q_proj", "k_proj"], "gate_up_proj": ["gate_up_proj"]}
+        assert whole_of("a.k_proj.bias", joined) == "a.qkv_proj.bias"
+        assert whole_of("a.gate_up_proj.weight", joined) == "a.gate_up_proj.weight"
         assert parts_of("a.qkv_proj.bias", joined) == {"a.q_proj.bias", "a.k_proj.bias"}
         assert parts_of("a.o_proj.bias", joined) == set()
 

@@ -66,6 +66,8 @@ class Model:
             if self.tied and name.startswith("lm_head."):
                 continue
             whole = self.joined(name)
+            if whole not in self.names and name.startswith("model."):
+                continue  # as vllm's Qwen2Model
             if whole not in self.names:
                 raise ValueError(f"There is no module or parameter named {name!r} in Qwen2ForCausalLM.")
             assert not value.requires_grad
