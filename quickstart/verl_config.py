@@ -12,6 +12,7 @@ from typing import Any
 
 from quickstart.arguments import ESTIMATORS, RunConfig
 from quickstart.config import generations
+from quickstart.doctor.sizes import ENGINE_ROWS
 
 ACTOR = "actor_rollout_ref.actor"
 REFERENCE = "actor_rollout_ref.ref"
@@ -215,7 +216,9 @@ def _engines(cfg: RunConfig) -> dict[str, Any]:
 
 def _rollout(cfg: RunConfig, device: str) -> dict[str, Any]:
     rl = cfg.rl
-    return {
+    # answers at a time: vllm makes its cache and its graphs for so many, once
+    rows = {f"{ROLLOUT}.max_num_seqs": min(batch_table(cfg)["samples_per_step"], ENGINE_ROWS)}
+    return (rows if rl.rollout_engine == "vllm" else {}) | {
         f"{ROLLOUT}.name": rl.rollout_engine,
         f"{ROLLOUT}.dtype": cfg.model.torch_dtype,
         f"{ROLLOUT}.n": rl.num_generations,

@@ -119,6 +119,12 @@ def test_flash_attention_is_optional_until_asked_for() -> None:
     assert "packed" in a.judge_flash("2.8.3", Answer(), "2.11.0", asked).found
 
 
+def test_vllm_that_does_not_import() -> None:
+    broken = a.judge_vllm_import(Answer(failure="ImportError: libcudart.so.13: cannot open shared object file"))
+    assert (broken.state, broken.field, "libcudart" in broken.found) == ("error", "rl.rollout_engine", True)
+    assert a.judge_vllm_import(Answer(facts={"vllm": "0.24.0"}, seconds=9.8)).found == "0.24.0 (9.8 s)"
+
+
 def test_vllm_and_the_torch_it_was_built_for() -> None:
     hf, vllm = settings("rl"), settings("rl", rollout_engine="vllm")
     assert a.judge_vllm(None, None, CPU_BUILD, hf).state == "ok"

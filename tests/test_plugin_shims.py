@@ -185,6 +185,15 @@ class TestReasons:
         found = re.findall(r'register\(model_type="(\w+)", backend=\["fsdp", "fsdp2"\], device=(\[.*?\])\)', text)
         assert dict(found) == dict.fromkeys(("language_model", "value_model"), '["cuda", "npu"]')
 
+    def test_rollouts_are_ours(self):
+        from verl.workers.rollout.base import get_rollout_class
+
+        shims.register_rollout()
+        assert [get_rollout_class(name).__module__ for name in ("hf", "vllm")] == [
+            "quickstart.plugin.rollout",
+            "quickstart.plugin.vllm_rollout",
+        ]
+
     def test_no_rollout_of_verls_is_called_hf(self):
         from verl.workers.rollout import base
 

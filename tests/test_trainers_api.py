@@ -89,7 +89,7 @@ class TestTrainer:
 
     @pytest.mark.parametrize("name", [name for name, *_ in api.NOT_YET])
     def test_what_is_not_built_is_refused_by_name(self, name):
-        values = {"training.backend": "ray", "rl.rollout_engine": "vllm"}
+        values = {"training.backend": "ray"}
         section, field = name.split(".")
         cfg = config.from_arguments({"model_name_or_path": "x/y"}, None, None, None)
         changed = {**vars(vars(cfg)[section]), field: values[name]}

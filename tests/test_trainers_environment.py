@@ -45,6 +45,10 @@ class TestVariables:
 
 
 class TestHiddenPackages:
+    def test_the_rollout_engine_is_not_hidden(self):
+        assert "vllm" in environment.unused_packages("hf")
+        assert "vllm" not in environment.unused_packages("vllm")
+
     def test_they_are_not_found_inside_and_found_again_after(self, tmp_path, monkeypatch):
         (tmp_path / "seldom_used.py").write_text("value = 3\n")
         monkeypatch.syspath_prepend(tmp_path)

@@ -27,6 +27,7 @@ NOT_IN_V1 = {
     "optimal_token_baseline": "never fetches sum_pi_squared, by which it weighs tokens",
     "tir_optimal_token_baseline": "never fetches sum_pi_squared, by which it weighs tokens",
 }
+VLLM_HOTTEST = 2.0  # vllm 0.24, SamplingParams
 GROUP_SIZE = 4  # what num_generations "auto" means for the methods that compare answers within a group
 
 
@@ -250,6 +251,20 @@ RULES: tuple[Rule, ...] = (
         lambda c: "the vllm engine runs on CUDA only, and training.device is cpu",
         lambda c: "write hf",
         also=("training.device",),
+    ),
+    Rule(
+        "rl.temperature",
+        lambda c: rollout(c) and c.rl.rollout_engine == "vllm" and c.rl.temperature > VLLM_HOTTEST,
+        lambda c: f"vllm samples at {VLLM_HOTTEST} at most",
+        lambda c: f"write {VLLM_HOTTEST} or less, or set rl.rollout_engine=hf",
+        also=("rl.rollout_engine",),
+    ),
+    Rule(
+        "training.memory_budget_gb",
+        lambda c: rollout(c) and c.rl.rollout_engine == "vllm" and c.training.memory_budget_gb is not None,
+        lambda c: "vllm takes memory that the plan does not know, for its graphs and its longest pass",
+        lambda c: "leave it out, or set rl.rollout_engine=hf",
+        also=("rl.rollout_engine",),
     ),
     Rule(
         "training.backend",

@@ -196,3 +196,13 @@ def judge_vllm(version: str | None, wants: str | None, torch: TorchBuild | None,
             )
         return note("vllm", f"{found}; the rollout engine is hf, so it is not loaded", fix)
     return ok("vllm", f"{version}, for torch {wants or 'of any version'}")
+
+
+def judge_vllm_import(answer: Answer) -> Finding:
+    """What versions do not show: its libraries load with the import, and want this torch and this driver."""
+    if answer.failure:
+        fix = "write hf, or pip install 'quickstart-rl[gpu]', whose vllm and torch fit each other"
+        return error(
+            "vllm import", f"it fails: {answer.failure}", fix, field="rl.rollout_engine", rule="it was asked for"
+        )
+    return ok("vllm import", f"{answer.facts['vllm']} ({answer.seconds:.1f} s)")

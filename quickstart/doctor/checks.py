@@ -95,7 +95,17 @@ def import_checks(facts: Facts) -> list[Check]:
         torch = build.version if build else "unknown"
         yield accelerator.judge_flash(version, facts.child("flash"), torch, facts.cfg)
 
-    return [Check("imports", stack), Check("cuda kernel", kernel), Check("flash-attn", flash)]
+    def vllm() -> Iterable[Finding]:
+        answer = facts.child("vllm")
+        if answer is not None:
+            yield accelerator.judge_vllm_import(answer)
+
+    return [
+        Check("imports", stack),
+        Check("cuda kernel", kernel),
+        Check("flash-attn", flash),
+        Check("vllm import", vllm),
+    ]
 
 
 def config_checks(facts: Facts) -> list[Check]:

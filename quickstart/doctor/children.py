@@ -58,6 +58,12 @@ from flash_attn import flash_attn_func
 print(json.dumps({"flash_attn": flash_attn.__version__}), flush=True)
 """
 
+VLLM = """
+import json
+import vllm
+print(json.dumps({"vllm": vllm.__version__}), flush=True)
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -137,3 +143,8 @@ def kernel_child() -> Child:
 def flash_child() -> Child:
     """The import of flash-attn, which fails where it was built for another torch."""
     return Child(FLASH, timeout=60)
+
+
+def vllm_child() -> Child:
+    """The import of vllm, which takes 10 s and fails where it was built for another torch."""
+    return Child(VLLM, timeout=120)

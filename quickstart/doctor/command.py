@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from quickstart.arguments import ROLLOUT_TYPES
 from quickstart.doctor import before, checks
 from quickstart.doctor.facts import Facts
 from quickstart.doctor.finding import Finding, has_error, summary, table
@@ -67,6 +68,9 @@ def questions(facts: Facts) -> list[str]:
         asked.append("kernel")
     if importlib.util.find_spec("flash_attn") is not None:
         asked.append("flash")
+    cfg = facts.cfg_or_none
+    if cfg is not None and cfg.rl.rl_type in ROLLOUT_TYPES and cfg.rl.rollout_engine == "vllm":
+        asked.append("vllm")
     return asked
 
 

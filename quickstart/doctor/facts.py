@@ -100,6 +100,7 @@ class Facts:
             "stack": lambda: children.stack_child(self.device),
             "kernel": children.kernel_child,
             "flash": children.flash_child,
+            "vllm": children.vllm_child,
         }
         for name in names:
             self._children[name] = makers[name]()

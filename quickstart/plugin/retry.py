@@ -21,8 +21,14 @@ from quickstart.plugin.graphed_body import release_graphs
 FIELD = "rl.per_device_train_batch_size"
 GB = 10**9
 OTHERS = 10**9  # bytes that other processes must hold to be named: this one's CUDA context is counted with them
-# How torch says it where it is no OutOfMemoryError: CUDA's own allocations, cuBLAS's workspace, and the host's memory.
-WORDS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+# How it is said where it is no OutOfMemoryError: CUDA's own allocations (by torch, and by vllm's allocator as it
+# wakes), cuBLAS's workspace, and the host's memory.
+WORDS = (
+    "CUDA error: out of memory",
+    "CUDA Error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
 LOWER = (
     f"lower {FIELD} (and raise rl.gradient_accumulation_steps: the same update), data.max_response_length or "
     "data.max_prompt_length, or set model.gradient_checkpointing=true, rl.actor_offload=cpu or model.lora_rank=16"

@@ -1,7 +1,8 @@
-"""The `hf` rollout engine behind verl's rollout interface: requests in, verl TokenOutput out, weights updated in place.
+"""Rollouts in this process behind verl's interface: requests in, verl TokenOutput out; and the `hf` engine among them.
 
 verl knows a rollout as two things: a BaseRollout (weights in, memory released and resumed) and a server with an async
-`generate`. In one process one object is both. Requests that are waiting are generated together in one batch.
+`generate`. In one process one object is both. Requests that are waiting are generated together in one batch. What
+engines share is in :class:`BatchingRollout`; the `vllm` engine is in vllm_rollout.py.
 """
 
 from __future__ import annotations
@@ -54,10 +55,9 @@ def read_sampling(params: dict[str, Any], response_length: int, room: int) -> Sa
     )
 
 
-class LocalRollout(BaseRollout):
-    """A transformers model in this process, given the actor's weights after every update.
+class BatchingRollout(BaseRollout):
+    """Requests of an agent loop, put together to batches for one generator in this process.
 
-    Built empty: the weights come from the actor before the first rollout, so the checkpoint is read only once.
     `expected` may be set to a call that says how many requests are on their way; a batch then starts the moment that
     all of them wait.
     """
@@ -67,42 +67,24 @@ class LocalRollout(BaseRollout):
         self.expected: Callable[[], int] | None = None
         self.on_tokens: Callable[[int], None] | None = None
         self.tell: Callable[[str], None] = print
-        self._halved = False
         self.global_steps: int | None = None
-        self._device = torch.device(device_mesh.device_type)
-        self._dtype = getattr(torch, self.config.dtype)
-        with init_empty_weights(include_buffers=False):
-            self.model = AutoModelForCausalLM.from_config(
-                self._own_config(),
-                dtype=self._dtype,
-                trust_remote_code=self.model_config.trust_remote_code,
-            ).eval()
-        if self._device.type == "cuda":
-            make_lean(self.model)
-        self._generator: Generator | None = None
+        self.positions = int(self.model_config.hf_config.max_position_embeddings)  # of prompt and answer together
+        self._generator: Any = None  # a Generator or VllmGenerator, from the first weights on
         self._drawing_for: tuple[int, ...] = ()
         self._waiting: list[_Request] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def _own_config(self) -> Any:
-        """The model's configuration with this engine's attention; a copy, since the actor reads the same object."""
-        config = copy.deepcopy(self.model_config.hf_config)
-        if self._uses_graphs():
-            config._attn_implementation = ATTENTION
-        return config
+    def _take(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Make these the weights that answers come from; the first time, set the generator."""
+        raise NotImplementedError
 
-    def _uses_graphs(self) -> bool:
-        """Graphs need a CUDA device and layers that attend to the full length."""
-        kinds = set(getattr(self.model_config.hf_config, "layer_types", None) or ["full_attention"])
-        return self._device.type == "cuda" and kinds == {"full_attention"} and not self.config.enforce_eager
+    def _answers(self, prompts: list[list[int]], sampling: list[Sampling]) -> list[Completion]:
+        """Of one batch."""
+        raise NotImplementedError
 
-    async def resume(self, tags: list[str]) -> None:
-        """Nothing to do: the weights stay, and a cache is made when a batch needs it."""
-
-    async def release(self) -> None:
-        """Free the cache of the last batch where the config says so (rollout.free_cache_engine)."""
-        if self.config.free_cache_engine and isinstance(self._generator, GraphGenerator):
-            self._generator.release()
+    def _generating(self) -> Any:
+        assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
+        return self._generator
 
     async def update_weights(
         self,
@@ -111,79 +93,24 @@ class LocalRollout(BaseRollout):
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Copy the actor's weights into the model, name by name; every parameter must be named.
+        """The actor's weights, name by name; every parameter must be named.
 
         The name check is ours because a missing one would go unseen: verl sends LoRA adapters apart from the base
         weights unless model.lora.merge is set (engine_workers.py:767-790).
         """
         assert wire_format == "named_tensors", wire_format
-        if self._generator is None:
-            self._adopt(weights)
-        else:
-            self._copy(weights)
+        self._take(weights)
         self.global_steps = global_steps
-
-    def _adopt(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """First weights: become the parameters of the empty model.
-
-        Where device and type are the actor's (a CPU in float32), they are the actor's own tensors and not a copy: a
-        quarter less memory, and later updates cost nothing. Nothing generates while the actor is being updated.
-        """
-        state = {
-            name: value.detach().to(self._device, self._dtype) for name, value in weights if name not in self._tied()
-        }
-        self._check_names(set(state))
-        self.model.load_state_dict(state, strict=False, assign=True)
-        self.model.tie_weights()
-        self.model.to(self._device)
-        self.model.requires_grad_(False)
-        self._generator = self._new_generator()
-
-    def _new_generator(self) -> Generator:
-        options = {
-            "stop_token_ids": stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
-            "pad_token_id": self.model_config.tokenizer.pad_token_id,
-            "seed": self.config.seed,
-            "max_rows": self.config.max_num_seqs,
-        }
-        if not self._uses_graphs():
-            return Generator(self.model, **options)
-        # in float32 the weights are the actor's own tensors, which must stay where they are
-        lean = self._dtype != torch.float32 and join_projections(self.model)
-        return GraphGenerator(self.model, lean=lean, **options)
 
     def begin(self, *numbers: int) -> None:
         """What is generated next belongs to this step and purpose: draws depend on nothing that came before.
 
         A resumed run therefore gets the answers of an undisturbed one, and an evaluation in between changes none.
         """
-        assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
+        generator = self._generating()
         if numbers != self._drawing_for:
-            self._generator.begin(*numbers)
+            generator.begin(*numbers)
             self._drawing_for = numbers
-
-    @torch.no_grad()
-    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        seen = set()
-        for name, value in weights:
-            if name not in self._tied():
-                assert name in own, f"unknown {name}"
-                if own[name].data_ptr() != value.data_ptr():
-                    own[name].copy_(value.detach())
-                seen.add(name)
-        self._check_names(seen)
-
-    def _tied(self) -> set[str]:
-        """Names that verl sends although they are another parameter (lm_head of a model with tied embeddings)."""
-        if not self.model_config.hf_config.tie_word_embeddings:
-            return set()
-        keys = self.model._tied_weights_keys
-        return set(keys) if keys else set()
-
-    def _check_names(self, given: set[str]) -> None:
-        wanted = {name for name in self.model.state_dict() if name not in self._tied()}
-        assert given == wanted, f"missing {sorted(wanted - given)[:3]}, unknown {sorted(given - wanted)[:3]}"
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **media: Any
@@ -195,7 +122,7 @@ class LocalRollout(BaseRollout):
             weight version (global_steps) and the finish reason ("stop" or "length").
         """
         assert not any(media.get(kind) for kind in ("image_data", "video_data", "audio_data")), "text models only"
-        room = self.model_config.hf_config.max_position_embeddings - len(prompt_ids)
+        room = self.positions - len(prompt_ids)
         sampling = read_sampling(sampling_params, self.config.response_length, room)
         request = _Request(prompt_ids=prompt_ids, sampling=sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
@@ -232,10 +159,108 @@ class LocalRollout(BaseRollout):
         for request, answer in zip(batch, answers, strict=True):
             request.answer.set_result(answer)
 
+
+class LocalRollout(BatchingRollout):
+    """A transformers model in this process, given the actor's weights after every update.
+
+    Built empty: the weights come from the actor before the first rollout, so the checkpoint is read only once.
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *_: Any, **__: Any) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self._halved = False
+        self._device = torch.device(device_mesh.device_type)
+        self._dtype = getattr(torch, self.config.dtype)
+        with init_empty_weights(include_buffers=False):
+            self.model = AutoModelForCausalLM.from_config(
+                self._own_config(),
+                dtype=self._dtype,
+                trust_remote_code=self.model_config.trust_remote_code,
+            ).eval()
+        if self._device.type == "cuda":
+            make_lean(self.model)
+
+    def _own_config(self) -> Any:
+        """The model's configuration with this engine's attention; a copy, since the actor reads the same object."""
+        config = copy.deepcopy(self.model_config.hf_config)
+        if self._uses_graphs():
+            config._attn_implementation = ATTENTION
+        return config
+
+    def _uses_graphs(self) -> bool:
+        """Graphs need a CUDA device and layers that attend to the full length."""
+        kinds = set(getattr(self.model_config.hf_config, "layer_types", None) or ["full_attention"])
+        return self._device.type == "cuda" and kinds == {"full_attention"} and not self.config.enforce_eager
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing to do: the weights stay, and a cache is made when a batch needs it."""
+
+    async def release(self) -> None:
+        """Free the cache of the last batch where the config says so (rollout.free_cache_engine)."""
+        if self.config.free_cache_engine and isinstance(self._generator, GraphGenerator):
+            self._generator.release()
+
+    def _take(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if self._generator is None:
+            self._adopt(weights)
+        else:
+            self._copy(weights)
+
+    def _adopt(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """First weights: become the parameters of the empty model.
+
+        Where device and type are the actor's (a CPU in float32), they are the actor's own tensors and not a copy: a
+        quarter less memory, and later updates cost nothing. Nothing generates while the actor is being updated.
+        """
+        state = {
+            name: value.detach().to(self._device, self._dtype) for name, value in weights if name not in self._tied()
+        }
+        self._check_names(set(state))
+        self.model.load_state_dict(state, strict=False, assign=True)
+        self.model.tie_weights()
+        self.model.to(self._device)
+        self.model.requires_grad_(False)
+        self._generator = self._new_generator()
+
+    def _new_generator(self) -> Generator:
+        options = {
+            "stop_token_ids": stop_token_ids(self.model_config.tokenizer, self.model_config.generation_config),
+            "pad_token_id": self.model_config.tokenizer.pad_token_id,
+            "seed": self.config.seed,
+            "max_rows": self.config.max_num_seqs,
+        }
+        if not self._uses_graphs():
+            return Generator(self.model, **options)
+        # in float32 the weights are the actor's own tensors, which must stay where they are
+        lean = self._dtype != torch.float32 and join_projections(self.model)
+        return GraphGenerator(self.model, lean=lean, **options)
+
+    @torch.no_grad()
+    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        seen = set()
+        for name, value in weights:
+            if name not in self._tied():
+                assert name in own, f"unknown {name}"
+                if own[name].data_ptr() != value.data_ptr():
+                    own[name].copy_(value.detach())
+                seen.add(name)
+        self._check_names(seen)
+
+    def _tied(self) -> set[str]:
+        """Names that verl sends although they are another parameter (lm_head of a model with tied embeddings)."""
+        if not self.model_config.hf_config.tie_word_embeddings:
+            return set()
+        keys = self.model._tied_weights_keys
+        return set(keys) if keys else set()
+
+    def _check_names(self, given: set[str]) -> None:
+        wanted = {name for name in self.model.state_dict() if name not in self._tied()}
+        assert given == wanted, f"missing {sorted(wanted - given)[:3]}, unknown {sorted(given - wanted)[:3]}"
+
     def _answers(self, prompts: list[list[int]], sampling: list[Sampling]) -> list[Completion]:
         """Of one batch. Where memory runs out, once a run, in halves: other draws, from the same distribution."""
-        assert self._generator is not None, "no weights yet: update_weights comes before the first rollout"
-        generator = self._generator
+        generator = self._generating()
         answers, failed = attempt(lambda: generator.generate(prompts, sampling, self.on_tokens))
         if failed is None:
             return answers

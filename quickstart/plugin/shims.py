@@ -23,8 +23,10 @@ from quickstart.plugin.lean_layers import make_lean, store_products
 from quickstart.plugin.nested_rows import chunk_rows, select_rows
 from quickstart.plugin.retry import Halving
 
-HF_ROLLOUT = ("hf", "async")
-HF_ROLLOUT_CLASS = "quickstart.plugin.rollout.LocalRollout"
+ROLLOUTS = {
+    ("hf", "async"): "quickstart.plugin.rollout.LocalRollout",
+    ("vllm", "async"): "quickstart.plugin.vllm_rollout.VllmRollout",  # verl's is a server in processes of Ray's
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,10 +309,10 @@ def register_cpu_engines() -> None:
 
 
 def register_rollout() -> None:
-    """Add the `hf` engine to verl's rollout table (workers/rollout/base.py:88 knows vllm, sglang and trtllm)."""
+    """Put our engines into verl's rollout table (workers/rollout/base.py:88 knows vllm, sglang and trtllm)."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-    _ROLLOUT_REGISTRY[HF_ROLLOUT] = HF_ROLLOUT_CLASS
+    _ROLLOUT_REGISTRY.update(ROLLOUTS)
 
 
 def install(

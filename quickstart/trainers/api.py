@@ -142,12 +142,6 @@ NOT_YET: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         "several devices on Ray are not there yet; this version trains on one device",
         "write local or auto, with training.num_devices=1",
     ),
-    (
-        "rl.rollout_engine",
-        lambda c: c.rl.rollout_engine == "vllm",
-        "vllm as rollout engine is not there yet",
-        "write hf or auto: on a GPU it replays a captured graph and needs no vllm",
-    ),
 )
 
 
@@ -222,10 +216,16 @@ def _ppo(
 ) -> None:
     """verl's PPO trainer on one device."""
     cfg = ready.cfg
-    recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    engine = cfg.rl.rollout_engine
+    loaded = "vllm and verl" if engine == "vllm" else "verl"
+    recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
-    with environment.without_packages(*environment.UNUSED_PACKAGES), environment.imports_whole():
+    with environment.without_packages(*environment.unused_packages(engine)), environment.imports_whole():
+        if engine == "vllm":
+            from quickstart.plugin import vllm_engine
+
+            vllm_engine.load()  # first: verl imports it too, and a broken one would end there with a traceback
         from quickstart.plugin import retry, shims
         from quickstart.trainers import ppo
 

@@ -28,10 +28,15 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
 
-# Imported on the side where they are installed, and used by no run of this package: seconds before the first step.
-# vllm: verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers' image models and candidate generator
-# (1.9 s and 1.8 s); wandb: through timm (1.6 s; verl's Tracking imports it again when the user logs there).
+# Imported on the side where they are installed, and not used: seconds before the first step. vllm (unless it is the
+# rollout engine): verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers' image models and candidate
+# generator (1.9 s and 1.8 s); wandb: through timm (1.6 s; verl's Tracking imports it again when the user logs there).
 UNUSED_PACKAGES = ("vllm", "timm", "sklearn", "wandb")
+
+
+def unused_packages(rollout_engine: str) -> tuple[str, ...]:
+    """What a run with this rollout engine has no use for."""
+    return tuple(name for name in UNUSED_PACKAGES if name != rollout_engine)
 
 
 def set_variables(device: str) -> None:
