@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import signal
-import sys
 import types
 from typing import Any
 
@@ -44,41 +42,6 @@ class TestVariables:
         assert os.environ["VERL_PLATFORM"] == "cpu"
 
 
-class TestHiddenPackages:
-    def test_the_rollout_engine_is_not_hidden(self):
-        assert "vllm" in environment.unused_packages("hf")
-        assert "vllm" not in environment.unused_packages("vllm")
-
-    def test_they_are_not_found_inside_and_found_again_after(self, tmp_path, monkeypatch):
-        (tmp_path / "seldom_used.py").write_text("value = 3\n")
-        monkeypatch.syspath_prepend(tmp_path)
-        with environment.without_packages("seldom_used"), pytest.raises(ImportError):
-            importlib.import_module("seldom_used")
-        assert importlib.import_module("seldom_used").value == 3
-        del sys.modules["seldom_used"]
-
-    def test_what_is_imported_already_stays(self):
-        with environment.without_packages("json"):
-            assert importlib.import_module("json") is sys.modules["json"]
-        assert sys.modules["json"] is not None
-
-    def test_they_come_back_after_an_error(self):
-        with pytest.raises(ZeroDivisionError), environment.without_packages("nothing_of_this_name"):
-            _ = 1 / 0
-        assert "nothing_of_this_name" not in sys.modules
-
-
-def test_a_seed_fixes_all_generators():
-    import numpy as np
-    import torch
-
-    def draw() -> tuple[float, float, float]:
-        environment.seed_everything(5)
-        return random.random(), float(np.random.rand()), torch.rand(1).item()
-
-    assert draw() == draw()
-
-
 class TestProcessGroup:
     def test_one_rank_and_gone_afterwards(self):
         import torch.distributed as dist
@@ -107,6 +70,17 @@ class FakeCuda:
 
     def set_per_process_memory_fraction(self, fraction: float, number: int) -> None:
         self.fractions.append(fraction)
+
+
+def test_a_seed_fixes_all_generators():
+    import numpy as np
+    import torch
+
+    def draw() -> tuple[float, float, float]:
+        environment.seed_everything(5)
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    assert draw() == draw()
 
 
 class TestMemoryLimit:

@@ -14,6 +14,7 @@ from typing import Any
 from quickstart.arguments import RunConfig
 from quickstart.doctor.finding import Finding, error, note, ok, warning
 from quickstart.errors import Fault, UserError
+from quickstart.imports import UNUSED_PACKAGES, without_packages
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -43,12 +44,13 @@ def load_tokenizer(cfg: RunConfig) -> Any:
     Raises:
         UserError: it cannot be loaded, or has no end-of-text token (an answer could never end).
     """
-    from transformers import AutoTokenizer
-
     name = cfg.model.tokenizer_name_or_path or cfg.model.model_name_or_path
     field_name = "model.tokenizer_name_or_path" if cfg.model.tokenizer_name_or_path else "model.model_name_or_path"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=cfg.model.trust_remote_code)
+        with without_packages(*UNUSED_PACKAGES):  # transformers imports most of itself with the first tokenizer
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # a damaged file fails in many ways: KeyError, TypeError, Rust's own exceptions
         first = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
         fix = "copy the tokenizer files of the original model there"

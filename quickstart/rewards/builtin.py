@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from quickstart.errors import Fault, RunError, UserError
+from quickstart.imports import UNUSED_PACKAGES, without_packages
 
 # The names that default_compute_score of verl 0.9.1 knows; a test reads them from its source.
 DATA_SOURCES = (
@@ -70,7 +71,8 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     """verl's score of one answer: most scorers give 1.0 or 0.0. Raises RunError for an unknown data_source."""
-    from verl.utils.reward_score import default_compute_score
+    with without_packages(*UNUSED_PACKAGES):
+        from verl.utils.reward_score import default_compute_score
 
     if not is_known(data_source):
         info = extra_info or {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from quickstart import config, verl_compose, verl_config
+from quickstart import config, imports, verl_compose, verl_config
 from quickstart.arguments import (
     PREFERENCE_TYPES,
     DataArguments,
@@ -101,11 +101,10 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
     check_output(cfg.training.output_dir)
     findings = doctor.environment(cfg)
     ready = startup.prepare_run(cfg)
-    with environment.without_packages(*environment.UNUSED_PACKAGES):  # verl's own scorers import verl
-        fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer)
-        cfg, choices = fitted.cfg, fitted.choices
-        ready = dataclasses.replace(ready, cfg=cfg)
-        findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
+    fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer)
+    cfg, choices = fitted.cfg, fitted.choices
+    ready = dataclasses.replace(ready, cfg=cfg)
+    findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
     point = resume.find(cfg, ready.steps)
     if point is not None:
         cfg = with_checkpoint(cfg, point)
@@ -221,7 +220,7 @@ def _ppo(
     recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
-    with environment.without_packages(*environment.unused_packages(engine)), environment.imports_whole():
+    with imports.without_packages(*imports.unused_packages(engine)), environment.imports_whole():
         if engine == "vllm":
             from quickstart.plugin import vllm_engine
 
@@ -277,7 +276,7 @@ def _preference(
     assert ready.rows.preference is not None, "a method without rollouts"
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
-    with environment.without_packages(*environment.UNUSED_PACKAGES), environment.imports_whole():
+    with imports.without_packages(*imports.UNUSED_PACKAGES), environment.imports_whole():
         from quickstart.trainers import watch
         from quickstart.trainers.preference import run_preference
     ready.guard_terminal(capture.terminal)

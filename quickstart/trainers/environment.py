@@ -28,16 +28,6 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
 
-# Imported on the side where they are installed, and not used: seconds before the first step. vllm (unless it is the
-# rollout engine): verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers' image models and candidate
-# generator (1.9 s and 1.8 s); wandb: through timm (1.6 s; verl's Tracking imports it again when the user logs there).
-UNUSED_PACKAGES = ("vllm", "timm", "sklearn", "wandb")
-
-
-def unused_packages(rollout_engine: str) -> tuple[str, ...]:
-    """What a run with this rollout engine has no use for."""
-    return tuple(name for name in UNUSED_PACKAGES if name != rollout_engine)
-
 
 def set_variables(device: str) -> None:
     """Environment variables of a local run; what the user has set stays, but for the process group's."""
@@ -63,19 +53,6 @@ def set_threads(count: int) -> None:
     import torch
 
     torch.set_num_threads(count)
-
-
-@contextmanager
-def without_packages(*names: str) -> Iterator[None]:
-    """Imports inside the block find no packages of these names; those that are imported already stay."""
-    hidden = [name for name in names if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say "not here"
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 @contextmanager

@@ -1,0 +1,33 @@
+"""Packages that others import on the side where they are installed, and that no run needs: seconds before the start.
+
+Hidden around the imports that ask for them and nowhere else: the user's own code, a reward, may well use one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# vllm (unless it is the rollout engine): verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers'
+# image models and candidate generator (1.9 s and 3 s); wandb: through timm (1.6 s; verl's Tracking imports it again
+# when the user logs there).
+UNUSED_PACKAGES = ("vllm", "timm", "sklearn", "wandb")
+
+
+def unused_packages(rollout_engine: str) -> tuple[str, ...]:
+    """What a run with this rollout engine has no use for."""
+    return tuple(name for name in UNUSED_PACKAGES if name != rollout_engine)
+
+
+@contextmanager
+def without_packages(*names: str) -> Iterator[None]:
+    """Imports inside the block find no packages of these names; those that are imported already stay."""
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say "not here"
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

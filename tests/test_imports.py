@@ -1,0 +1,52 @@
+"""Packages that are hidden from the imports of others, and never from the user's own code."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import warm
+
+from quickstart import imports
+
+
+class TestHiddenPackages:
+    def test_the_rollout_engine_is_not_hidden(self):
+        assert "vllm" in imports.unused_packages("hf")
+        assert "vllm" not in imports.unused_packages("vllm")
+
+    def test_they_are_not_found_inside_and_found_again_after(self, tmp_path, monkeypatch):
+        (tmp_path / "seldom_used.py").write_text("value = 3\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with imports.without_packages("seldom_used"), pytest.raises(ImportError):
+            importlib.import_module("seldom_used")
+        assert importlib.import_module("seldom_used").value == 3
+        del sys.modules["seldom_used"]
+
+    def test_what_is_imported_already_stays(self):
+        with imports.without_packages("json"):
+            assert importlib.import_module("json") is sys.modules["json"]
+        assert sys.modules["json"] is not None
+
+    def test_they_come_back_after_an_error(self):
+        with pytest.raises(ZeroDivisionError), imports.without_packages("nothing_of_this_name"):
+            _ = 1 / 0
+        assert "nothing_of_this_name" not in sys.modules
+
+
+@pytest.mark.slow
+def test_a_reward_may_use_what_nothing_else_imports(tiny_job, tmp_path):
+    """In the self-test and in training. The packages are empty ones: a library that imported one would fail."""
+    names = ("sklearn", "timm", "wandb")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("SHARE = 0.1\n")
+    lines = [f"    import {name}; total += {name}.SHARE" for name in names]
+    reward = ["def score(data_source, solution_str, ground_truth, extra_info=None, **more):", "    total = 0.0", *lines]
+    (tmp_path / "reward.py").write_text("\n".join([*reward, "    return total + len(solution_str) % 5 / 10\n"]))
+    more = [f"rl.reward=function:{tmp_path / 'reward.py'}:score", "training.max_steps=1"]
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(warm.REPOSITORY)])}
+    command = [sys.executable, "-m", "quickstart.run", *tiny_job, *more]
+    run = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Training completed: 1 step" in run.stdout
