@@ -119,7 +119,7 @@ def test_full_ppo_of_half_a_billion_by_hand() -> None:
     assert items["reference", "weights"].size == 4 * embedding + 2 * (parameters - embedding)
     assert items["rollout engine", "weights"].size == 2 * parameters
     spots = 4 * (256 + 128)  # micro batch x tokens
-    assert items["actor", "logits"].size == 12 * 1024 * 151_936
+    assert items["actor", "logits"].size == 12 * 512 * 151_936
     layer = 20 * 896 + 10 * 896 + 8 * 4864
     assert items["actor", "activations"].size == spots * 24 * layer
     cache = 2 * 24 * 2 * 64 * 20 * 384 * 2
@@ -129,9 +129,9 @@ def test_full_ppo_of_half_a_billion_by_hand() -> None:
 def test_on_a_gpu_logits_exist_for_a_chunk_of_tokens() -> None:
     data = {"max_prompt_length": 256, "max_response_length": 128}
     cfg = settings(probe=CARD, rl_type="ppo", data=data, per_device_train_batch_size=20)
-    assert 20 * 384 > memory.FUSED_TOKENS == 1024
+    assert 20 * 384 > memory.FUSED_TOKENS == 512
     sizes = {i.where.get("actor update"): i.size for i in memory_plan(cfg, HALF_B).items if i.kind == "logits"}
-    assert sizes["device"] == 3 * 4 * 1024 * 151_936
+    assert sizes["device"] == 3 * 4 * 512 * 151_936
 
 
 def test_passes_without_gradients_have_more_rows_on_a_gpu() -> None:

@@ -192,7 +192,7 @@ class TestFusedHead:
         labels = inputs["input_ids"].roll(-1, -1)
         scores = plain(**inputs).logits.log_softmax(-1)
         (scores.gather(-1, labels[..., None])[..., 0] * answer).sum().backward()
-        (other(**inputs, return_dict=True).log_probs * answer).sum().backward()
+        (other(**inputs, temperature=1.0).log_probs * answer).sum().backward()
         for name, gradient in gradients(other).items():
             torch.testing.assert_close(gradient, gradients(plain)[name], rtol=1e-4, atol=1e-5)
 
@@ -223,16 +223,40 @@ class TestFusedHead:
         plain, other = fused
         inputs = batch((5, 9, 7), device)
         with torch.autocast(device, torch.bfloat16):
-            a = other(**inputs, return_dict=True).log_probs
+            a = other(**inputs, temperature=1.0).log_probs
         b = plain(**inputs).logits.log_softmax(-1).gather(-1, inputs["input_ids"].roll(-1, -1)[..., None])[..., 0]
         assert a.dtype == torch.float32
         assert (a - b).abs().max() < 0.05
+
+    def test_answers_can_be_generated_with_it(self, fused, device):
+        """As the samples of DPO and KTO are: a cache, the logits of the last place."""
+        plain, other = fused
+        ids = batch((5, 5), device)["input_ids"]
+        expected = plain.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        assert torch.equal(other.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0), expected)
 
     def test_the_class_stays_what_it_was(self, fused, device):
         plain, other = fused
         assert type(other).forward is type(plain).forward
         assert "forward" not in vars(plain)
         assert plain(**batch((5, 4), device)).logits is not None
+
+
+def test_a_body_captures_at_once_where_another_has(tiny_tied, device, monkeypatch):
+    """Eager passes beside the memory of graphs would take as much again."""
+    monkeypatch.setattr(graphed_body, "CAPTURE_AFTER", 3)
+    arena = Arena()
+    first, second = (pair_of(AutoModelForCausalLM, tiny_tied, device, arena)[1] for _ in range(2))
+    inputs = batch((5, 4), device)
+    for _ in range(4):
+        first(**inputs)
+    if device == "cpu":
+        assert arena.pool is None
+        arena.pool = object()  # as a capture on a GPU leaves it
+    assert arena.pool is not None
+    for _ in range(2):
+        second(**inputs)
+    assert len(second.base_model.forward._passes) == 1
 
 
 def test_a_run_with_both_gives_the_numbers_of_a_run_without(tiny_tied, sums, tmp_path, monkeypatch, process_variables):

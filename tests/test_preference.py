@@ -203,6 +203,20 @@ def test_samples_before_and_after(build: Build) -> None:
     assert [trainer.memory.rollouts[step][0]["step"] for step in (1, 4)] == [0, 3]  # updates before them
 
 
+def test_the_head_of_a_gpu_trains_and_answers_as_the_whole_model_does(build: Build) -> None:
+    """On a GPU log-probs come from the fused head; samples are generated with the same model."""
+    fused = {"actor_rollout_ref.model.use_fused_kernels": True}
+    plain, other = build(steps=3), build(steps=3, settings={"verl": fused})
+    for trainer in (plain, other):
+        trainer.fit()
+    for mine, theirs in zip(other.memory.updates, plain.memory.updates, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    for step in (1, 4):
+        texts = [[row["response"] for row in trainer.memory.rollouts[step]] for trainer in (plain, other)]
+        assert texts[0] == texts[1]
+
+
 def test_samples_of_kto_know_both_answers(build: Build) -> None:
     seen: list[dict[str, Any]] = []
 

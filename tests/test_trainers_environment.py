@@ -92,11 +92,12 @@ class TestMemoryLimit:
         monkeypatch.setattr(torch, "cuda", fake)
         return fake
 
-    @pytest.mark.parametrize(("budget", "share"), [(12.0, 0.25), (96.0, 1.0)])
+    @pytest.mark.parametrize(("budget", "share"), [(12.0, 0.2335), (96.0, 1.0)])
     def test_a_gpu_is_held_to_it_inside_the_block(self, cuda, budget, share):
+        """Of 48 GiB, less what the CUDA context takes: 0.79 GiB."""
         with environment.memory_limit("cuda", budget):
-            assert cuda.fractions == [share]
-        assert cuda.fractions == [share, 1.0]
+            assert cuda.fractions == [pytest.approx(share, abs=1e-4)]
+        assert cuda.fractions[1:] == [1.0]
 
     @pytest.mark.parametrize(("device", "budget"), [("cuda", None), ("cpu", 12.0)])
     def test_nothing_is_held_without_a_budget_or_a_gpu(self, cuda, device, budget):

@@ -51,12 +51,12 @@ ADAM = 8  # two float32 moments
 LOGITS_FORWARD = {4: 12, 2: 14}
 LOGITS_UPDATE = 14
 # On a GPU logits exist for so many tokens at once, with log-softmax and probabilities in float32 beside them.
-FUSED_TOKENS = 1024  # plugin/fused_head.py, CHUNK
+FUSED_TOKENS = 512  # plugin/fused_head.py, CHUNK
 LOGITS_FUSED = 12
 INFERENCE_TOKENS = 49152  # of a GPU's pass without gradients at most (verl_config)
 SAMPLING = 20  # bytes a row and vocabulary entry beside the logits: scaled, log-probs, noise, two products
 HOST_BASE = 750 * 10**6  # Python with torch, transformers, verl and ray imported
-DEVICE_BASE = 600 * 10**6  # CUDA context and library workspaces
+DEVICE_BASE = 850 * 10**6  # CUDA context and libraries: what nvidia-smi shows beyond torch, on an H200
 RESERVE = 0.1  # share of a GPU kept free for what the plan does not see (fragmentation, graphs)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-CHUNK = 1024  # tokens whose logits exist at once: 0.9 GB at a vocabulary of 151,936, in bf16 and once in float32
+CHUNK = 512  # tokens whose logits exist at once: 0.8 GB at a vocabulary of 151,936, in bf16 and twice in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +106,22 @@ def forward_with_log_probs(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
-    use_cache: bool | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     shift_labels: torch.Tensor | None = None,
-    return_dict: bool = True,
-) -> FusedOutput:
+    **more: Any,
+) -> Any:
     """A causal model's forward as verl's engine calls it with use_fused_kernels (transformer_impl.py:1315).
 
-    As verl.models.transformers.dense_common.forward_with_torch_backend.
+    As verl.models.transformers.dense_common.forward_with_torch_backend. The engine always names a temperature; a call
+    without one, as when answers are generated with this model, gets the class's own forward.
 
     Args:
         input_ids, attention_mask, position_ids: (rows, length).
         shift_labels: (rows, length) the token that each place predicts; default: input_ids shifted by one.
     """
+    if temperature is None:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return type(self).forward(self, **inputs, **more)
     out = self.base_model(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     )

@@ -5,8 +5,9 @@ H200, the device works 21 (some 2,500 kernel launches, half of them casts to bf1
 captured once and replayed. Only the body is captured (embeddings in, last hidden state out): the head and the loss, and
 with them all of verl's text, run as they are.
 
-- A shape is captured after :data:`CAPTURE_AFTER` eager passes, so that a short run does not pay for it. Lengths are
-  rounded up to :data:`LENGTH_STEP`; no more than :data:`MOST_GRAPHS` shapes a model, the rest stays eager.
+- A shape is captured after :data:`CAPTURE_AFTER` eager passes, so that a short run does not pay for it; after one where
+  graphs are in use already. Lengths are rounded up to :data:`LENGTH_STEP`; no more than :data:`MOST_GRAPHS` shapes a
+  model, the rest stays eager.
 - All graphs of a run share one memory pool: nothing of a pass is needed once the next one starts (verl does forward and
   backward of one micro batch after the other).
 - Gradients go to buffers that stay where they are, as a graph needs it, and all models of a run share them: verl sets
@@ -119,7 +120,9 @@ class GraphedBody:
         rows, length = input_ids.shape
         key = (torch.is_grad_enabled(), rows, -(-length // LENGTH_STEP) * LENGTH_STEP, *_autocast(input_ids.device))
         self._seen[key] += 1
-        if self._seen[key] <= CAPTURE_AFTER or (key not in self._passes and len(self._passes) >= MOST_GRAPHS):
+        # once another body has graphs, eager passes of this one would want as much memory again beside theirs
+        enough = CAPTURE_AFTER if self._arena.pool is None else min(CAPTURE_AFTER, 1)
+        if self._seen[key] <= enough or (key not in self._passes and len(self._passes) >= MOST_GRAPHS):
             return self._eager(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
         hidden = self._body.get_input_embeddings()(torch.nn.functional.pad(input_ids, (0, key[2] - length)))
         step = self._passes.get(key)

@@ -101,7 +101,8 @@ def take_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Non
     unknown = {name for name in given if whole_of(name, joined) not in loaded and not is_elsewhere(name)}
     if unknown == given:  # a class that renames all of them; then its own words have to do
         unknown = set()
-    assert not missing | unknown, f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+    assert not missing, f"missing {sorted(missing)[:3]}"
+    assert not unknown, f"unknown {sorted(unknown)[:3]}"
 
 
 def is_elsewhere(name: str) -> bool:

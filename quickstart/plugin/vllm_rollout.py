@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from quickstart.plugin.engine import Completion, Sampling
-from quickstart.plugin.retry import LOWER_ANSWERS, attempt, out_of_memory
+from quickstart.plugin.retry import LOWER_ANSWERS, attempt, free_cached, out_of_memory
 from quickstart.plugin.rollout import BatchingRollout, stop_token_ids
 from quickstart.plugin.vllm_engine import VllmGenerator, cache_bytes
 
@@ -27,6 +27,7 @@ class VllmRollout(BatchingRollout):
         wanted = self.config.max_model_len or self.config.prompt_length + self.config.response_length
         self.positions = min(wanted, self.positions)
         dtype = getattr(torch, self.config.dtype)
+        free_cached()  # what the trainer's allocator keeps counts as taken
         free, total = torch.cuda.mem_get_info()
         needed = cache_bytes(model, self.config.max_num_seqs, self.positions, dtype.itemsize)
         cache = min(needed, int(free * self.config.gpu_memory_utilization))

@@ -85,7 +85,8 @@ def imports_whole() -> Iterator[None]:
 def memory_limit(device: str, budget_gib: float | None) -> Iterator[None]:
     """On a GPU this process's tensors take no more than the budget inside the block, or the run ends and says so.
 
-    The CUDA context, about half a GB, is not counted by torch. On a CPU nothing is capped: there the plan alone holds.
+    What nvidia-smi shows stays under it: the CUDA context and libraries, which torch does not count, are taken off. On
+    a CPU nothing is capped: there the plan alone holds.
 
     Raises:
         RunError: the budget did not suffice.
@@ -95,8 +96,11 @@ def memory_limit(device: str, budget_gib: float | None) -> Iterator[None]:
         return
     import torch
 
+    from quickstart.doctor.memory import DEVICE_BASE
+
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, budget_gib * 2**30 / total), 0)
+    tensors = max(budget_gib * 2**30 - DEVICE_BASE, 0)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, tensors / total), 0)
     try:
         yield
     except torch.OutOfMemoryError as error:
