@@ -82,6 +82,11 @@ def test_a_picture_has_one_colour_a_run(mixed: list[Path]) -> None:
     assert re.findall(r'stroke="(#\w+)"', reward) == ["#0072B2", "#D55E00", "#D55E00"]  # a line; two rings
 
 
+def test_the_kl_of_kto_is_said_to_be_cut_off(mixed: list[Path]) -> None:
+    text = compare(mixed)[0].read_text(encoding="utf-8")
+    assert re.search(r"<figcaption>KL <span class='note'>[^<]*kto[^<]*cut off at 0", text)
+
+
 def test_samples_are_rings_before_and_after_and_no_line(tmp_path: Path) -> None:
     """A run of 15 steps: its samples stand at 0 and 15, and nothing is drawn in between."""
     dpo = write_run(tmp_path / "dpo", "dpo", [DPO] * 15, answers=[[0.25]])

@@ -434,6 +434,33 @@ class TestCrossFieldRules:
         assert load(here, "", "rl.gamma=0.9").source.notices == ()
         assert "rl.gamma" in load(here, "", "rl.rl_type=dpo", "rl.gamma=0.9").source.notices[0]
 
+    @pytest.mark.parametrize("rl_type", RL_TYPES)
+    @pytest.mark.parametrize("profile", ["cpu", "gpu"])
+    def test_what_comes_with_the_shipped_config_is_not(self, rl_type, profile):
+        if rl_type in rules.NOT_IN_V1:
+            return
+        notices = config.load(None, [f"rl.rl_type={rl_type}", f"profile={profile}"]).source.notices
+        assert [notice for notice in notices if "does not read" in notice] == []
+
+    def test_a_value_that_was_typed_is_even_where_it_is_the_shipped_one(self, here):
+        typed = ["rl.rl_type=dpo", "profile=cpu", "rl.critic_learning_rate=1e-3", "rl.top_p=1.0"]
+        assert "DPO does not read: rl.critic_learning_rate, rl.top_p" in config.load(None, typed).source.notices
+        other = load(here, "rl: {rl_type: dpo, critic_learning_rate: 0.01}")
+        assert other.source.notices == ("DPO does not read: rl.critic_learning_rate",)
+
+    def test_a_key_of_verl_that_is_not_read_without_rollouts(self, here):
+        optimizer, clip = (
+            "verl.actor_rollout_ref.actor.optim.betas=[0.8,0.9]",
+            "verl.actor_rollout_ref.actor.clip_ratio_c=4",
+        )
+        for rl_type in ("dpo", "kto", "simpo", "orpo"):
+            notices = load(
+                here, "", f"rl.rl_type={rl_type}", optimizer, clip, "verl.algorithm.gdpo_reward_keys=a"
+            ).source.notices
+            unread = "verl.actor_rollout_ref.actor.clip_ratio_c, verl.algorithm.gdpo_reward_keys"
+            assert notices == (f"{rl_type.upper()} does not read: {unread}",)
+        assert load(here, "", "rl.rl_type=grpo", clip).source.notices == ()
+
 
 def make(**rl):
     from quickstart.arguments import RunConfig

@@ -1,7 +1,9 @@
 """The shell scripts with a pip and a Python that only note what they are asked."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def call(checkout, monkeypatch):
         return log.read_text().splitlines()
 
     return call
+
+
+def test_the_benchmark_starts_without_the_records_of_an_earlier_call(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("bench_gpu", ROOT / "scripts" / "bench_gpu.py")
+    bench = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_gpu", bench)
+    spec.loader.exec_module(bench)
+    (tmp_path / "out_ppo").mkdir()
+    (tmp_path / "out_ppo" / "trainer_state.json").write_text('{"log_history": [{"timing_s/step": 1}]}')
+    monkeypatch.setattr(bench, "our_command", lambda *_: [sys.executable, "-c", ""])
+    assert bench.ours(tmp_path, "ppo", 1, tmp_path, []).first_update is None
 
 
 ARGUMENTS = ("--config", "configs/ppo_min.yaml", "rl.rl_type=grpo", "training.max_steps=3")

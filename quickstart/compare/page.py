@@ -53,8 +53,8 @@ def page(runs: Sequence[Run]) -> str:
         f"<style>{CSS}</style></head><body>",
         f"<h1>{len(runs)} runs compared</h1>",
         "<p class='note'>An arrow goes from the first value to the last one; a dash stands for what a method does not "
-        "have, or a run did not reach. Rewards are sampled in each step of training; those marked as greedy samples come "
-        "from the same few prompts, answered once before and once after it, and do not compare with the others.</p>",
+        "have, or a run did not reach. Rewards are sampled in each step of training; those marked as greedy samples "
+        "come from the same few prompts, answered once before and once after it, and do not compare with the others.</p>",
         table(runs),
         "<h2>Curves</h2><div class='charts'>",
         *(figure for curve in CURVES if (figure := chart(curve.key, curve.title, curve.note, runs, names))),

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from quickstart.arguments import SECTIONS, RunConfig, Source, algorithm_name
+from quickstart.arguments import PREFERENCE_TYPES, SECTIONS, RunConfig, Source, algorithm_name
 from quickstart.config import casting, paths, rules
+from quickstart.config.explicit import is_explicit, is_typed
 from quickstart.config.names import DEAD_VERL_KEYS, dead_verl_key, unknown_key
 from quickstart.errors import Fault, UserError
+from quickstart.verl_owned import READ_WITHOUT_ROLLOUTS
 
 
 @dataclass(frozen=True)
@@ -222,13 +224,15 @@ def place(fault: Fault, entries: Entries) -> Fault:
 
 
 def unused_notices(cfg: RunConfig) -> list[str]:
-    """One line on settings that somebody changed and that this rl_type does not read."""
+    """One line on what somebody chose and this rl_type does not read: settings, and keys of verl's."""
     unused = []
     for section in SECTIONS:
         for name, field in fields_of(section).items():
             used_by = field.metadata["used_by"]
             key, value = f"{section}.{name}", vars(vars(cfg)[section])[name]
-            changed = key in cfg.source.given and value != default_of(field)
-            if changed and used_by and cfg.rl.rl_type not in used_by:
+            chosen = is_typed(cfg, key) or (is_explicit(cfg, key) and value != default_of(field))
+            if chosen and used_by and cfg.rl.rl_type not in used_by:
                 unused.append(key)
+    if cfg.rl.rl_type in PREFERENCE_TYPES:
+        unused += [f"verl.{key}" for key in cfg.verl if not key.startswith(READ_WITHOUT_ROLLOUTS)]
     return [f"{algorithm_name(cfg.rl.rl_type)} does not read: {', '.join(unused)}"] if unused else []
