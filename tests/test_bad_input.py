@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +32,13 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
     def refused(*settings: str) -> str:
         keys = {setting.partition("=")[0] for setting in settings}
-        code = run.main([*(s for s in base if s.partition("=")[0] not in keys), *settings])
+        command = [*(s for s in base if s.partition("=")[0] not in keys), *settings]
+        assert run.main([*command, "--dry-run"]) == 2
+        foreseen = capfd.readouterr()
+        code = run.main(command)
         shown = capfd.readouterr()
         assert code == 2, shown
+        assert shown.err == foreseen.err, "a dry run says what the run says"
         assert "Traceback" not in shown.out + shown.err
         assert shown.err.count("error:") == 1
         assert "fix:" in shown.err
@@ -85,12 +91,34 @@ def test_a_batch_larger_than_the_data(refuse):
         ("rl.rollout_engine=vllm", ["rl.rollout_engine", "hf"]),
         ("training.memory_budget_gb=0.1", ["training.memory_budget_gb", "found 0.1", "the least", "GiB", "or more"]),
         ("training.memory_budget_gb=0", ["training.memory_budget_gb", "above 0"]),
-        ("rl.reward=function:none.py:score", ["none.py"]),
+        ("rl.reward=function:none.py:score", ["'function:none.py:score'", "no such file", "function:FILE.py:NAME"]),
+        ("rl.top_p=1.5", ["rl.top_p", "1.5", "fix: write a value above 0 and at most 1"]),
+        ("rl.top_p=95", ["fix: write 0.95 (a share of one) or 95%"]),
+        ("profile=tpu", ["'tpu'", "leave it out", "auto, gpu or cpu"]),
+        ("training.output_dir=/", ["output_dir=/:", "folder of their own", "name another folder"]),
+        ("training.output_dir=/dev/null/x", ["/dev/null is a file"]),
+        ("model.model_name_or_path=rows.jsonl", ["'rows.jsonl'", "a model is a folder", "config.json"]),
+        (f"model.model_name_or_path={BUNDLED}/model.safetensors", ["a model is a folder", f"fix: write {BUNDLED}\n"]),
+        ("model.critic_model_name_or_path=rows.jsonl", ["model.critic_model_name_or_path", "a model is a folder"]),
+        ("data.train_file=/nowhere/rows.jsonl", ["found '/nowhere/rows.jsonl'; no such file\n"]),
     ],
 )
 def test_settings_that_cannot_be_used(refuse, setting, words):
     message = refuse(setting)
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a file system that holds no files of ours")
+def test_a_folder_that_is_on_no_disk(refuse):
+    message = refuse("training.output_dir=/proc/x")
+    assert "on no disk" in message
+    assert "free some space" not in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(refuse, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert "may not be written" in refuse("training.output_dir=locked/x")
 
 
 def test_all_faults_are_told_at_once(refuse):
@@ -122,3 +150,12 @@ def test_a_hub_that_cannot_be_reached_gives_the_three_ways_out(refuse, monkeypat
     message = refuse("model.model_name_or_path=Qwen/Qwen2-0.5B")
     for way in ("HF_ENDPOINT", "local folder", "bundled model"):
         assert way in message
+
+
+def test_a_dry_run_takes_what_the_run_takes(refuse, capfd):
+    """Packed rows under a name without .gz are known by their content; `refuse` has made the folder."""
+    Path("packed.jsonl").write_bytes(gzip.compress(Path("rows.jsonl").read_bytes()))
+    settings = ["profile=cpu", "training.device=cpu", "data.train_file=packed.jsonl", "rl.rollout_batch_size=4"]
+    assert run.main([*settings, "rl.per_device_train_batch_size=4", "--dry-run"]) == 0
+    assert "# note: Read 8 rows from packed.jsonl" in capfd.readouterr().out
+    assert not Path("outputs").exists()

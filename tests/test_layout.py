@@ -19,6 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A room may import the rooms that stand before it in its row; nothing points back. A new room gets a place here.
 TRAINING = (
     "errors",
+    "words",
     "arguments",
     "verl_owned",
     "config",
@@ -40,7 +41,7 @@ TRAINING = (
 )
 # These share nothing with a trainer but files: they also work on a run that died, or was copied from elsewhere.
 READING = ("compare", "verify", "report", "chat")
-READING_MAY = ("errors", "arguments", "verl_owned", "config", "writing", "outputs")
+READING_MAY = ("errors", "words", "arguments", "verl_owned", "config", "writing", "outputs")
 
 HEAVY = {"torch", "verl", "ray", "transformers", "datasets", "peft", "tensordict", "transfer_queue"}
 # The only files that may import them when they are loaded; all others do it inside a function, when it is needed.

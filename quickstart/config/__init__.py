@@ -17,7 +17,7 @@ from typing import Any
 from quickstart.arguments import SECTIONS, RunConfig, Source
 from quickstart.config import build as _build
 from quickstart.config.build import Entries, Entry, merge, section_entries
-from quickstart.config.casting import Refused, cast, nearest_fix
+from quickstart.config.casting import Refused, cast, listing
 from quickstart.config.dump import to_mapping, to_yaml
 from quickstart.config.explicit import is_explicit
 from quickstart.config.names import TOP_LEVEL, unknown_key, unknown_section
@@ -196,7 +196,8 @@ def pick_profile(
         choices = ("auto", *profiles)
         rule = f"must be {', '.join(choices)}"
         place = "profile (command line)" if typed else where("profile")
-        faults.append(Fault(field=place, found=repr(wanted), rule=rule, fix=nearest_fix(wanted, choices)))
+        fix = f"leave it out, so that the machine decides, or write {listing(choices)}"
+        faults.append(Fault(field=place, found=repr(wanted), rule=rule, fix=fix))
         return None, ""
     device = entries.get("training.device", Entry("auto", ""))
     return choose_profile(wanted, str(device.value), profiles)

@@ -168,7 +168,7 @@ def in_range(value: float, entry: Entry, metadata: Mapping[str, Any]) -> Any:
 def range_fix(value: float, metadata: Mapping[str, Any]) -> str:
     """The legal interval in words, or the percentage that was meant."""
     upper = metadata["at_most"] if metadata["at_most"] is not None else metadata["below"]
-    if metadata["ratio"] and upper is not None and 1 < value <= 100 and value / 100 < upper:
+    if metadata["ratio"] and upper is not None and 2 <= value <= 100 and value / 100 < upper:
         return f"write {number(value / 100)} (a share of one) or {number(value)}%"
     parts = [
         words.format(number(metadata[name])).removeprefix("must be ")
@@ -197,8 +197,7 @@ def located(where: str, value: Any, kind: Any, repository: Any, notices: list[st
     results = [paths.locate(text, kind, repository) for text in ([value] if isinstance(value, str) else value)]
     for result in results:
         if isinstance(result, paths.Missing):
-            what = "no such file" if kind == "data" else "no such folder"
-            return Fault(field=where, found=repr(result.path), rule=f"{what} here or in {repository}", fix=result.fix)
+            return Fault(field=where, found=repr(result.path), rule=result.rule, fix=result.fix)
     notices.extend(f"{where.split(' ')[0]}: {r.notice}" for r in results if isinstance(r, paths.Found) and r.notice)
     found = [r.path for r in results if isinstance(r, paths.Found)]
     return found[0] if isinstance(value, str) else found
@@ -211,10 +210,10 @@ def reward_file_faults(cfg: RunConfig, entries: Entries, repository: Any, notice
     result = paths.locate(rules.reward_file(cfg.rl.reward), "data", repository)
     if isinstance(result, paths.Found):
         return []
-    fault = Fault(
-        field="rl.reward", found=repr(result.path), rule=f"no such file here or in {repository}", fix=result.fix
-    )
-    return [place(fault, entries)]
+    ways = "write function:FILE.py:NAME with the path of your file, or rl.reward=preference"
+    fix = result.fix if result.is_near else ways
+    rule = f"{result.path}: {result.rule}"
+    return [place(Fault(field="rl.reward", found=repr(cfg.rl.reward), rule=rule, fix=fix), entries)]
 
 
 def place(fault: Fault, entries: Entries) -> Fault:

@@ -16,6 +16,7 @@ from quickstart.arguments import PREFERENCE_TYPES, RunConfig
 from quickstart.data.lengths import render, token_counts
 from quickstart.data.rows import Message
 from quickstart.doctor.finding import Finding, note, ok
+from quickstart.words import counted
 
 MEASURED_ROWS = 1000  # lengths are taken of the first so many rows
 BINS = 8
@@ -128,7 +129,7 @@ def measure(samples: Sequence[Sample], tokenizer: Any) -> Lengths:
 def judge_rows(facts: RowFacts) -> list[Finding]:
     """How many, and everything that was not taken as it stands."""
     evaluation = f", {facts.evaluation} for evaluation" if facts.evaluation else ""
-    findings = [ok("data", f"{facts.count} training rows ({facts.shape}){evaluation}")]
+    findings = [ok("data", f"{counted(facts.count, 'training row')} ({facts.shape}){evaluation}")]
     return findings + [note("data", notice) for notice in facts.notices]
 
 

@@ -14,6 +14,7 @@ from quickstart.doctor.finding import Finding, error, note, ok, warning
 from quickstart.doctor.parameters import ModelShape, millions
 from quickstart.doctor.plan import BatchPlan
 from quickstart.doctor.rows import Lengths, share
+from quickstart.words import counted
 
 CHECK = "settings"
 BIG = 100_000_000  # parameters; below that, models take larger steps
@@ -64,9 +65,12 @@ def warm_up(known: Known) -> Iterator[Finding]:
     climbing = int(ratio * steps)
     if climbing < 1:
         return
-    field, found = "rl.warmup_ratio", f"{ratio:g} of {steps} steps: {climbing} step(s) of climbing, the first at 0"
+    field, found = (
+        "rl.warmup_ratio",
+        f"{ratio:g} of {counted(steps, 'step')}: {counted(climbing, 'step')} of climbing, the first at 0",
+    )
     if steps <= 2 or climbing >= steps:
-        rule = f"with {steps} step(s) in all, little or nothing would change"
+        rule = f"with {counted(steps, 'step')} in all, little or nothing would change"
         yield error(CHECK, found, "write 0 for a short run", field=field, rule=rule)
     elif steps < 10:
         yield note(CHECK, found, "write 0 for a short run", field=field)

@@ -21,6 +21,7 @@ from quickstart.doctor.tokens import chat_template, load_tokenizer
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
 from quickstart.rewards.builtin import check_sources
+from quickstart.words import counted
 
 if TYPE_CHECKING:
     from quickstart.trainers.preference_data import PreferenceData
@@ -74,7 +75,8 @@ class Ready:
         """What was understood, repaired or left out while reading."""
         files = self.cfg.data.train_file
         name = files if isinstance(files, str) else ", ".join(files)
-        return [f"Read {self.rows.num_train} rows from {name} ({self.rows.shape})", *self.rows.notices]
+        read = counted(self.rows.num_train, "answer" if self.cfg.rl.rl_type == "kto" else "row")
+        return [f"Read {read} from {name} ({self.rows.shape})", *self.rows.notices]
 
     def guard_terminal(self, factory: Any) -> None:
         """From now on the user's reward runs inside this context."""
@@ -141,20 +143,24 @@ def _is_loaded(cfg: RunConfig, name: str) -> bool:
     return cfg.rl.reward == "model" if name.startswith("reward") else True
 
 
+def models_of(cfg: RunConfig) -> list[tuple[str, str]]:
+    """(setting, name) of the models that this run loads."""
+    named = ((name, vars(cfg.model)[name]) for name in MODEL_FIELDS)
+    return [(f"model.{name}", wanted) for name, wanted in named if wanted is not None and _is_loaded(cfg, name)]
+
+
 def with_local_models(cfg: RunConfig) -> RunConfig:
     """Every model name as a checked local folder. Raises UserError with the faults of all of them."""
     found: dict[str, Any] = {}
     faults: list[Fault] = []
-    for name in MODEL_FIELDS:
-        wanted = vars(cfg.model)[name]
-        if wanted is None or not _is_loaded(cfg, name):
-            continue
+    for setting, wanted in models_of(cfg):
         try:
-            folder = model_folder(wanted, f"model.{name}")
+            folder = model_folder(wanted, setting)
         except UserError as error:  # gathered: all models are looked at
             faults.extend(error.faults)
             continue
-        faults.extend([] if name.startswith("tokenizer") else check_model_folder(folder, f"model.{name}"))
+        name = setting.removeprefix("model.")
+        faults.extend([] if name.startswith("tokenizer") else check_model_folder(folder, setting))
         found[name] = str(folder)
     if faults:
         raise UserError(faults)
