@@ -65,9 +65,9 @@ def check(cfg: RunConfig, choices: Sequence[Choice]) -> Checked:
     findings = _before_models(cfg)
     ready = startup.prepare_run(cfg)
     with environment.without_packages(*environment.UNUSED_PACKAGES):  # verl's own scorers import verl
-        fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer)
+        fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer, rows=ready.rows.facts)
         cfg, choices = fitted.cfg, fitted.choices
-        findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
+        findings += doctor.training(cfg, tokenizer=ready.tokenizer, rows=ready.rows.facts, reward=ready.reward)
     point = resume.find(cfg, ready.steps)
     if point is not None:
         training = dataclasses.replace(cfg.training, resume_from_checkpoint=str(point.folder))

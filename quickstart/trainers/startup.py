@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quickstart import config, rewards
-from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig
-from quickstart.data import Prepared, prepare, prepare_labelled, prepare_pairs
+from quickstart.arguments import CRITIC_TYPES, RunConfig
+from quickstart.data import Prepared
 from quickstart.doctor.hub import model_folder
 from quickstart.doctor.model import check_model_folder, read_config
+from quickstart.doctor.rows import RowFacts, facts_of, read
 from quickstart.doctor.tokens import chat_template, load_tokenizer
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
@@ -52,7 +53,7 @@ class Rows:
     """The rows of a run, in the form that its method learns from: one of `prepared` and `preference`."""
 
     num_train: int
-    shape: str  # how the training file was understood
+    facts: RowFacts  # what the doctor looks at
     sha256: str
     notices: list[str]
     prepared: Prepared | None = None  # files for rollouts
@@ -76,7 +77,7 @@ class Ready:
         files = self.cfg.data.train_file
         name = files if isinstance(files, str) else ", ".join(files)
         read = counted(self.rows.num_train, "answer" if self.cfg.rl.rl_type == "kto" else "row")
-        return [f"Read {read} from {name} ({self.rows.shape})", *self.rows.notices]
+        return [f"Read {read} from {name} ({self.rows.facts.shape})", *self.rows.notices]
 
     def guard_terminal(self, factory: Any) -> None:
         """From now on the user's reward runs inside this context."""
@@ -105,35 +106,26 @@ def prepare_run(cfg: RunConfig) -> Ready:
     terminal = _Terminal()
     reward = rewards.build(cfg, terminal)
     tokenizer = load_tokenizer(cfg)
-    rows = _preference_rows(cfg, tokenizer) if cfg.rl.rl_type in PREFERENCE_TYPES else _rollout_rows(cfg, tokenizer)
+    rows = _rows(cfg, tokenizer)
     steps = config.check_steps(cfg, rows.num_train)
     return Ready(cfg=cfg, tokenizer=tokenizer, rows=rows, reward=reward, steps=steps, terminal=terminal)
 
 
-def _rollout_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
-    found = prepare(cfg, tokenizer)
-    if cfg.rl.reward == "verl":
-        check_sources(found.data_sources)
-    return Rows(
-        num_train=found.num_train, shape=found.shape, sha256=found.sha256, notices=found.notices, prepared=found
-    )
-
-
-def _preference_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+def _rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+    found = read(cfg, tokenizer)
+    facts = facts_of(found)
+    if isinstance(found, Prepared):
+        if cfg.rl.reward == "verl":
+            check_sources(found.data_sources)
+        return Rows(num_train=found.num_train, facts=facts, sha256=found.sha256, notices=found.notices, prepared=found)
     from quickstart.trainers.preference_data import encode
 
-    found: Any = prepare_labelled(cfg, tokenizer) if cfg.rl.rl_type == "kto" else prepare_pairs(cfg, tokenizer)
     settings, _ = read_config(Path(cfg.model.model_name_or_path), "model.model_name_or_path")
     assert settings is not None, "with_local_models has looked at it"
     positions = settings.get("max_position_embeddings", NO_LIMIT)
     data = encode(cfg, tokenizer, found.train, found.evaluation, positions)
-    return Rows(
-        num_train=len(data.train),
-        shape=found.shape,
-        sha256=found.sha256,
-        notices=[*found.notices, *data.notices],
-        preference=data,
-    )
+    notices = [*found.notices, *data.notices]
+    return Rows(num_train=len(data.train), facts=facts, sha256=found.sha256, notices=notices, preference=data)
 
 
 def _is_loaded(cfg: RunConfig, name: str) -> bool:
