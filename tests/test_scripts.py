@@ -68,6 +68,17 @@ def test_a_second_call_installs_nothing(call):
     assert call("run.sh", "rl.rl_type=dpo") == ["python -m quickstart.run rl.rl_type=dpo"]
 
 
+def test_the_installation_says_what_comes_and_how_long_it_takes(checkout, monkeypatch):
+    monkeypatch.setenv("QUICKSTART_DEVICE", "cpu")
+    first, second = (
+        subprocess.run(["bash", "scripts/run.sh"], cwd=checkout, check=True, capture_output=True, text=True).stderr
+        for _ in range(2)
+    )
+    wanted = ("2 GB", "minutes", "torch==", "verl", "installed in")
+    assert [word for word in wanted if word not in first] == []
+    assert second == ""
+
+
 def test_tests_bring_their_extra_and_a_run_after_them_installs_nothing(call):
     calls = call("test.sh", "-x")
     assert any(".[cpu,test]" in line for line in calls)
