@@ -129,8 +129,8 @@ class ModelArguments:
     reward_use_flash_attention_2: bool = option(False, "the same for the reward model", used_by=ROLLOUT_TYPES)
     gradient_checkpointing: Auto | bool = option(
         "auto",
-        "compute activations again in the backward pass instead of keeping them: takes a tenth of their memory or "
-        "less, and updates about 30% slower; `quickstart doctor` says what it saves in your run; auto: on a GPU below 24 GB",
+        "compute activations again in the backward pass instead of keeping them: a tenth of their memory or less, "
+        "updates about 30% slower; `quickstart doctor` says what it saves in your run; auto: on a GPU below 24 GB",
     )
     lora_rank: int = option(0, "rank of the LoRA adapters; 0: train all weights", at_least=0)
     lora_alpha: int = option(32, "LoRA scale, the update is multiplied by alpha / rank (verl: 16)", at_least=1)
