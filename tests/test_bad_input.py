@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,37 @@ def test_data_that_cannot_be_used(refuse, content, words):
     assert [word for word in words if word not in message] == []
 
 
+def test_no_place_is_named_twice(refuse):
+    Path("rows.jsonl").write_text(lines(*([{**ROW, "chosen": 3}] * 12)))
+    message = refuse()
+    assert message.count("rows.jsonl") == 1
+    assert "rows.jsonl:1: found chosen 3" in message
+    assert "in 12 rows, also: 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more" in message
+    Path("rows.jsonl").write_text("[1, 2, 3]\n")
+    assert refuse().count("1") == refuse().count("rows.jsonl:1: found 1") + refuse().count("error: 1 problem") + 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch", [(8, 1), (2, 4)])
+@pytest.mark.parametrize("method", ["ppo", "grpo", "dpo", "kto"])
+def test_the_sizes_that_are_named_for_few_rows_are_legal(refuse, capfd, rows, batch, method):
+    """One message is enough: who does what it says has a run."""
+    Path("rows.jsonl").write_text(lines(*({**ROW, "prompt": f"Question {i}?"} for i in range(rows))))
+    sizes = ["rl.rollout_batch_size=8", f"rl.per_device_train_batch_size={batch[0]}"]
+    sizes += [f"rl.gradient_accumulation_steps={batch[1]}", "rl.num_train_epochs=1", f"rl.rl_type={method}"]
+    if method == "kto" and rows * 2 >= 8:
+        return
+    message = refuse(*sizes)
+    if method == "dpo" or method == "kto" or "set " in message:
+        fixed = re.findall(r"rl\.\w+=\d+", message.partition("fix:")[2])
+    else:
+        fixed = [f"rl.rollout_batch_size={number}" for number in re.findall(r"write (\d+)", message)]
+    assert fixed, message
+    base = ["profile=cpu", "training.device=cpu", f"model.model_name_or_path={BUNDLED}", "data.train_file=rows.jsonl"]
+    code = run.main([*base, *sizes, *fixed, "--dry-run"])
+    assert code == 0, capfd.readouterr().err
+
+
 def test_a_file_that_is_not_there(refuse):
     message = refuse("data.train_file=row.jsonl")
     assert "row.jsonl" in message
@@ -94,6 +126,13 @@ def test_a_batch_larger_than_the_data(refuse):
         ("rl.reward=function:none.py:score", ["'function:none.py:score'", "no such file", "function:FILE.py:NAME"]),
         ("rl.top_p=1.5", ["rl.top_p", "1.5", "fix: write a value above 0 and at most 1"]),
         ("rl.top_p=95", ["fix: write 0.95 (a share of one) or 95%"]),
+        ("rl.learning_rate=0,001", ["fix: write 0.001\n"]),
+        ("rl.learning_rate=1,500", ["fix: write 1.500 or 1500\n"]),
+        ("training.max_steps=1,500", ["fix: write 1500\n"]),
+        ("training.device=gpu", ["fix: write cuda\n"]),
+        ("training.save_steps=5.5", ["fix: write end, never or a whole number"]),
+        ("training.resume_from_checkpoint=latest", ["leave it out", "no run in"]),
+        ("train", ["train: found a word without ="]),
         ("profile=tpu", ["'tpu'", "leave it out", "auto, gpu or cpu"]),
         ("training.output_dir=/", ["output_dir=/:", "folder of their own", "name another folder"]),
         ("training.output_dir=/dev/null/x", ["/dev/null is a file"]),
@@ -137,6 +176,17 @@ def test_a_model_folder_without_weights(refuse, tmp_path):
     message = refuse("model.model_name_or_path=model")
     assert "model.model_name_or_path" in message
     assert "no weight file" in message
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
+def test_a_config_of_another_model(refuse, tmp_path, field):
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, field: 2 * content[field]}))
+    message = refuse("model.model_name_or_path=model")
+    assert "an embedding of 3328 x 256 in model.safetensors" in message
+    assert "config.json must be that of the weights" in message
 
 
 def test_a_model_file_that_is_a_pointer(refuse, tmp_path):

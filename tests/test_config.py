@@ -443,6 +443,26 @@ class TestCrossFieldRules:
         notices = config.load(None, [f"rl.rl_type={rl_type}", f"profile={profile}"]).source.notices
         assert [notice for notice in notices if "does not read" in notice] == []
 
+    @pytest.mark.parametrize(
+        ("setting", "condition", "with_it"),
+        [
+            ("model.lora_alpha=8", "model.lora_rank above 0", "model.lora_rank=4"),
+            ("model.reward_model_name_or_path=tiny", "rl.reward=model", "rl.reward=model"),
+            ("rl.reward_offload=cpu", "rl.reward=model", ""),
+            ("rl.kl_target=0.2", "rl.kl_controller=adaptive", "rl.kl_controller=adaptive"),
+            ("rl.kl_horizon=9", "rl.kl_controller=adaptive", "rl.kl_controller=adaptive"),
+        ],
+    )
+    def test_a_setting_that_another_one_switches_off_is(self, here, setting, condition, with_it):
+        notice = f"{setting.partition('=')[0]} is read only with {condition}"
+        assert notice in load(here, "", setting).source.notices
+        if with_it:
+            assert notice not in load(here, "", setting, with_it).source.notices
+
+    def test_a_setting_that_was_given_twice_is(self, here):
+        notices = load(here, "", "rl.gamma=0.9", "rl.lam=0.9", "rl.gamma=0.8").source.notices
+        assert notices == ("rl.gamma was given 2 times; the last one counts: 0.8",)
+
     def test_a_value_that_was_typed_is_even_where_it_is_the_shipped_one(self, here):
         typed = ["rl.rl_type=dpo", "profile=cpu", "rl.critic_learning_rate=1e-3", "rl.top_p=1.0"]
         assert "DPO does not read: rl.critic_learning_rate, rl.top_p" in config.load(None, typed).source.notices
@@ -480,7 +500,10 @@ class TestSteps:
 
     def test_fewer_rows_than_a_step_needs(self):
         fault = only_fault(config.check_steps, make(rollout_batch_size=8), 3)
-        assert "write 3 or less" in fault.fix
+        sizes = "rl.per_device_train_batch_size=3 rl.gradient_accumulation_steps=1"
+        assert fault.fix == f"set rl.rollout_batch_size=3 {sizes}, or add data"
+        fault = only_fault(config.check_steps, make(rollout_batch_size=8, per_device_train_batch_size=2), 7)
+        assert fault.fix == "write 6, or add data"
 
 
 class TestFile:

@@ -26,7 +26,14 @@ from quickstart.config.paths import REPOSITORY
 from quickstart.config.profile import Gpu, Probe, choose_profile, probe_machine
 from quickstart.config.reading import parse_value, read_file
 from quickstart.config.resolve import Choice, Resolved, resolve, with_value
-from quickstart.config.rules import check_steps, generations, kl_place, samples_per_step, samples_per_update
+from quickstart.config.rules import (
+    check_steps,
+    fewer_rows,
+    generations,
+    kl_place,
+    samples_per_step,
+    samples_per_update,
+)
 from quickstart.errors import Fault, UserError
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "Probe",
     "Resolved",
     "check_steps",
+    "fewer_rows",
     "from_arguments",
     "generations",
     "is_explicit",
@@ -77,7 +85,9 @@ def load(path: str | None, overrides: list[str]) -> RunConfig:
     profiles = content.get("profiles")
     chosen = (profiles.get(name) or {}) if isinstance(profiles, Mapping) and name else {}
     in_profile = read_profile(chosen, where, f"profiles.{name}.", faults)
-    source = Source(config_path=str(file), profile=name, profile_why=why, overrides=tuple(overrides))
+    source = Source(
+        config_path=str(file), profile=name, profile_why=why, overrides=tuple(overrides), notices=told_twice(parsed)
+    )
     return _build.build(merge([in_file, in_profile, on_line]), source, faults)
 
 
@@ -131,6 +141,17 @@ def collect_overrides(overrides: list[str], faults: list[Fault]) -> list[Overrid
         except UserError as error:  # gathered here so that one message has all faults
             faults.extend(error.faults)
     return parsed
+
+
+def told_twice(parsed: list[Override]) -> tuple[str, ...]:
+    """Settings that the command line has more than once."""
+    keys = [override.key for override in parsed]
+    last = {override.key: override.text for override in parsed}
+    return tuple(
+        f"{key} was given {keys.count(key)} times; the last one counts: {last[key]}"
+        for key in dict.fromkeys(keys)
+        if keys.count(key) > 1
+    )
 
 
 def read_sections(content: Mapping[str, Any], where: Any, prefix: str, faults: list[Fault]) -> Entries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -222,16 +222,30 @@ def place(fault: Fault, entries: Entries) -> Fault:
     return dataclasses.replace(fault, field=entry.where) if entry else fault
 
 
+# Settings that only some values of another one read: without these, somebody's choice would be dropped in silence.
+READ_ONLY_WITH: dict[str, tuple[str, Callable[[RunConfig], bool]]] = {
+    "model.lora_alpha": ("model.lora_rank above 0", lambda c: c.model.lora_rank > 0),
+    "model.reward_model_name_or_path": ("rl.reward=model", lambda c: c.rl.reward == "model"),
+    "rl.reward_offload": ("rl.reward=model", lambda c: c.rl.reward == "model"),
+    "rl.kl_target": ("rl.kl_controller=adaptive", lambda c: c.rl.kl_controller == "adaptive"),
+    "rl.kl_horizon": ("rl.kl_controller=adaptive", lambda c: c.rl.kl_controller == "adaptive"),
+}
+
+
 def unused_notices(cfg: RunConfig) -> list[str]:
-    """One line on what somebody chose and this rl_type does not read: settings, and keys of verl's."""
-    unused = []
+    """What somebody chose and this run does not read: settings, and keys of verl's."""
+    unused, notices = [], []
     for section in SECTIONS:
         for name, field in fields_of(section).items():
             used_by = field.metadata["used_by"]
             key, value = f"{section}.{name}", vars(vars(cfg)[section])[name]
-            chosen = is_typed(cfg, key) or (is_explicit(cfg, key) and value != default_of(field))
-            if chosen and used_by and cfg.rl.rl_type not in used_by:
+            condition, is_read = READ_ONLY_WITH.get(key, ("", None))
+            if not is_typed(cfg, key) and (not is_explicit(cfg, key) or value == default_of(field)):
+                continue
+            if used_by and cfg.rl.rl_type not in used_by:
                 unused.append(key)
+            elif is_read is not None and not is_read(cfg):
+                notices.append(f"{key} is read only with {condition}")
     if cfg.rl.rl_type in PREFERENCE_TYPES:
         unused += [f"verl.{key}" for key in cfg.verl if not key.startswith(READ_WITHOUT_ROLLOUTS)]
-    return [f"{algorithm_name(cfg.rl.rl_type)} does not read: {', '.join(unused)}"] if unused else []
+    return [*([f"{algorithm_name(cfg.rl.rl_type)} does not read: {', '.join(unused)}"] if unused else []), *notices]

@@ -6,6 +6,7 @@ single values are legal, with "auto" still in it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -321,6 +322,21 @@ def value_of(cfg: RunConfig, key: str) -> object:
     return vars(vars(cfg)[section])[name]
 
 
+def fewer_rows(cfg: RunConfig, num_rows: int) -> str:
+    """Settings whose step takes no more rows than there are, and which keep to all other rules."""
+    if not rollout(cfg):
+        least = 2 * devices(cfg) if cfg.rl.rl_type == "kto" else devices(cfg)
+        size = num_rows // devices(cfg) * devices(cfg)
+        return f"set {split(size, samples_per_update(cfg), devices(cfg))}, or add data" if size >= least else "add data"
+    unit = math.lcm(samples_per_update(cfg), generations(cfg)) // generations(cfg)
+    if unit <= num_rows:
+        return f"write {num_rows // unit * unit}, or add data"
+    smaller = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, rollout_batch_size=num_rows))
+    size = max((size for size in legal_updates(smaller) if size <= samples_per_update(cfg)), default=0)
+    update = f" {split(size, cfg.rl.per_device_train_batch_size, devices(cfg))}" if size else ""
+    return f"set rl.rollout_batch_size={num_rows}{update}, or add data"
+
+
 def check_steps(cfg: RunConfig, num_rows: int) -> int:
     """Steps of the whole run for so many training rows. Raises UserError where not even one batch fills.
 
@@ -334,7 +350,7 @@ def check_steps(cfg: RunConfig, num_rows: int) -> int:
                 field=name,
                 found=f"{size} for a step, with {counted(num_rows, 'row')} of data",
                 rule="a step must not need more rows than there are",
-                fix=f"write {num_rows} or less, or add data",
+                fix=fewer_rows(cfg, num_rows),
             )
         )
     return cfg.training.max_steps or (num_rows // size) * cfg.rl.num_train_epochs

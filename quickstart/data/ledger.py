@@ -28,14 +28,19 @@ class Places:
             self.first.append((file, line))
 
     def render(self) -> str:
-        """`a.jsonl:3, 7, b.jsonl:1 and 12 more`."""
+        """`a.jsonl:3, 7, b.jsonl:1 and 12 more`. Rows of one line (a list in it) are named once."""
         parts: list[str] = []
         before = None
-        for file, line in self.first:
+        for file, line in dict.fromkeys(self.first):
             parts.append(str(line) if file == before else f"{file}:{line}")
             before = file
         more = self.count - len(self.first)
         return ", ".join(parts) + (f" and {more} more" if more else "")
+
+    def others(self) -> str:
+        """The same without the first place, for a message that has named it."""
+        (file, line), *_ = self.first
+        return self.render().removeprefix(f"{file}:{line}").removeprefix(", ").strip()
 
 
 @dataclass(slots=True)
@@ -110,5 +115,5 @@ def _clean(fault: Fault) -> Fault:
 
 def _row_fault(problem: RowFault, places: Places) -> Fault:
     file, line = places.first[0]
-    others = f" (in {places.count} rows: {places.render()})" if places.count > 1 else ""
+    others = f" (in {places.count} rows, also: {places.others()})" if places.others() else ""
     return Fault(field=f"{file}:{line}", found=problem.found, rule=problem.rule + others, fix=problem.fix)

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from quickstart.arguments import PREFERENCE_TYPES, RunConfig
-from quickstart.config import generations, samples_per_step, samples_per_update
+from quickstart.config import fewer_rows, generations, samples_per_step, samples_per_update
 from quickstart.doctor.finding import Finding, error, note, ok
 from quickstart.words import counted
 
@@ -76,12 +76,9 @@ def judge_batches(cfg: RunConfig, plan: BatchPlan) -> list[Finding]:
     prefers = cfg.rl.rl_type in PREFERENCE_TYPES
     field = "rl.gradient_accumulation_steps" if prefers else "rl.rollout_batch_size"
     if plan.rows < plan.rows_per_step:
-        largest = (
-            f"write {plan.rows} or less" if not prefers else f"an update may take {counted(plan.rows, 'row')} at most"
-        )
         found = f"{counted(plan.rows_per_step, 'row')} for a step, with {counted(plan.rows, 'row')} of data"
         rule = "a step must not need more rows than there are"
-        return [error(CHECK, found, f"{largest}, or add data", field=field, rule=rule)]
+        return [error(CHECK, found, fewer_rows(cfg, plan.rows), field=field, rule=rule)]
     sizes = ok(CHECK, batch_words(plan, cfg))
     findings = [dataclasses.replace(sizes, data=dataclasses.asdict(plan))]
     if plan.rows_left_over:

@@ -19,6 +19,7 @@ from quickstart.words import counted
 CHECK = "settings"
 BIG = 100_000_000  # parameters; below that, models take larger steps
 FULL_RATE, LORA_RATE = 1e-5, 1e-3  # learning rates above which models of that size usually break
+SMALL_RATE = 1e-2  # the same for smaller models
 PREFERENCE_RATE = 1e-5
 TYPICAL_WEIGHT = 0.02  # standard deviation that transformers draws weights with
 BFLOAT_STEP = 2**-8  # relative distance of neighbouring bfloat16 numbers
@@ -49,7 +50,7 @@ def answer_room(known: Known) -> Iterator[Finding]:
     long = sum(length > limit for length in answers)
     most = share(answers, 0.99)
     fix = f"set data.max_response_length={most}, which 99% of them fit into"
-    found = f"{limit} tokens, and {long} of {len(answers)} chosen answers are longer"
+    found = f"{counted(limit, 'token')}, and {long} of {len(answers)} chosen answers are longer"
     if long == len(answers):
         rule = f"no answer like these could finish; the shortest has {min(answers)} tokens"
         yield error(CHECK, found, fix, field=field, rule=rule)
@@ -77,12 +78,13 @@ def warm_up(known: Known) -> Iterator[Finding]:
 
 
 def large_rate(known: Known) -> Iterator[Finding]:
-    """Learning rates at which large models usually break."""
+    """Learning rates at which models of that size usually break."""
     cfg, shape = known.cfg, known.shape
-    if shape is None or shape.parameters < BIG:
+    if shape is None:
         return
     usual = PREFERENCE_RATE if cfg.rl.rl_type in PREFERENCE_TYPES else FULL_RATE
     limit = LORA_RATE if cfg.model.lora_rank else usual
+    limit = limit if shape.parameters >= BIG else SMALL_RATE
     rate = cfg.rl.learning_rate
     if rate > limit:
         rule = f"large for {millions(shape.parameters)} parameters{' in LoRA' if cfg.model.lora_rank else ''}"
