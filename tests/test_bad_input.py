@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -158,6 +159,32 @@ def test_a_folder_that_is_on_no_disk(refuse):
 def test_a_folder_that_may_not_be_written(refuse, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     assert "may not be written" in refuse("training.output_dir=locked/x")
+
+
+NAMED = {
+    "training.output_dir": "{}/x",
+    "data.train_file": "{}/rows.jsonl",
+    "data.cache_dir": "{}/x",
+    "model.model_name_or_path": "{}/model",
+    "rl.reward": "function:{}/reward.py:score",
+}
+
+
+@pytest.mark.parametrize("setting", NAMED)
+def test_what_may_not_be_looked_at_is_no_bug_of_ours(refuse, tmp_path, monkeypatch, setting):
+    """As os.stat answers anybody but root below a folder without x."""
+    locked = str(tmp_path / "locked")
+    stat = os.stat
+
+    def refusing(path, *arguments, **options):
+        if str(path).startswith(locked):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    message = refuse(f"{setting}={NAMED[setting].format(locked)}")
+    assert "locked" in message
+    assert "bug" not in message
 
 
 def test_all_faults_are_told_at_once(refuse):

@@ -5,6 +5,7 @@ The runs here are written by hand, as a run's files look; test_preference.py has
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -155,6 +156,15 @@ def test_odd_files_are_named(tmp_path: Path, name: str, content: str | bytes, wa
     with pytest.raises(UserError) as error:
         compare([run])
     assert wanted in error.value.render()
+
+
+def test_a_folder_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    with pytest.raises(UserError, match="Permission denied"):
+        compare([tmp_path / "locked"])
 
 
 def test_all_bad_folders_in_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

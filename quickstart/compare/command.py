@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from quickstart.errors import EXIT_DONE, EXIT_USER, Fault, UserError
+from quickstart.errors import EXIT_DONE, EXIT_USER, Fault, UserError, permitted
 from quickstart.words import counted
 from quickstart.writing import write_atomic
 
@@ -58,6 +58,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
     return folders, out
 
 
+@permitted()
 def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
     """Write the page and the picture; gives their paths. Raises UserError."""
     from quickstart.compare.page import page

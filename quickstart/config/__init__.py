@@ -34,7 +34,7 @@ from quickstart.config.rules import (
     samples_per_step,
     samples_per_update,
 )
-from quickstart.errors import Fault, UserError
+from quickstart.errors import Fault, UserError, permitted
 
 __all__ = [
     "DEFAULT_CONFIG",
@@ -61,6 +61,7 @@ __all__ = [
 DEFAULT_CONFIG = "configs/ppo_min.yaml"
 
 
+@permitted()
 def load(path: str | None, overrides: list[str]) -> RunConfig:
     """Read a config file and the settings of the command line.
 
@@ -91,6 +92,7 @@ def load(path: str | None, overrides: list[str]) -> RunConfig:
     return _build.build(merge([in_file, in_profile, on_line]), source, faults)
 
 
+@permitted()
 def from_arguments(
     model_args: Any = None,
     data_args: Any = None,

@@ -21,6 +21,7 @@ from quickstart.data import look_at_rows
 from quickstart.doctor import before as doctor
 from quickstart.doctor.finding import Finding
 from quickstart.doctor.hub import find_local, require_hub
+from quickstart.errors import permitted
 from quickstart.outputs import check as check_output
 from quickstart.trainers import environment, resume, startup
 
@@ -53,6 +54,7 @@ class Foreseen:
     notices: list[str]
 
 
+@permitted()
 def check(cfg: RunConfig, choices: Sequence[Choice]) -> Checked:
     """Look at all that a run needs, downloading models where that is needed. Writes nothing into the output folder.
 
@@ -76,6 +78,7 @@ def check(cfg: RunConfig, choices: Sequence[Choice]) -> Checked:
     return Checked(cfg=cfg, choices=choices, ready=ready, point=point, findings=findings)
 
 
+@permitted()
 def foresee(cfg: RunConfig, choices: Sequence[Choice]) -> Foreseen:
     """The same without a download: what needs a model that is not on this machine waits for the run, and is named."""
     missing = {name: field for field, name in startup.models_of(cfg) if find_local(name, field) is None}
