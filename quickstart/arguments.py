@@ -128,7 +128,9 @@ class ModelArguments:
     )
     reward_use_flash_attention_2: bool = option(False, "the same for the reward model", used_by=ROLLOUT_TYPES)
     gradient_checkpointing: Auto | bool = option(
-        "auto", "recompute activations in the backward pass: less memory, about 30% slower; auto: on a GPU below 24 GB"
+        "auto",
+        "compute activations again in the backward pass instead of keeping them: a tenth of their memory or less, "
+        "updates about 30% slower; `quickstart doctor` says what it saves in your run; auto: on a GPU below 24 GB",
     )
     lora_rank: int = option(0, "rank of the LoRA adapters; 0: train all weights", at_least=0)
     lora_alpha: int = option(32, "LoRA scale, the update is multiplied by alpha / rank (verl: 16)", at_least=1)
@@ -322,7 +324,11 @@ class TrainingArguments:
     seed: int = option(42, "of data order, sampling and initial weights", at_least=0, at_most=2**32 - 1)
     max_steps: int | None = option(None, "stop after so many steps; null: from rl.num_train_epochs", at_least=1)
     save_steps: Literal["end", "never"] | int = option(
-        "end", "a checkpoint every so many steps, and at the end (verl: never)", at_least=1
+        "end",
+        "a checkpoint every so many steps, and at the end (verl: never). Each takes 16 bytes a weight on disk, 28 with "
+        "a critic (8 and 14 GB for 0.5 billion), and the time to write them; save_total_limit of them are kept. never: "
+        "nothing to resume from, and the trained model is lost",
+        at_least=1,
     )
     save_total_limit: int = option(2, "checkpoints kept, the newest (verl: all)", at_least=1)
     eval_steps: int | None = option(None, "evaluate every so many steps; null: never", at_least=1)

@@ -6,7 +6,8 @@ command with exit code 2 and without a traceback. Anything else that escapes is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 EXIT_DONE = 0
@@ -54,3 +55,21 @@ class RunError(UserError):
     def render(self) -> str:
         """As UserError, but the run had begun."""
         return "\n".join(["error: the run was stopped", *(f"  - {f.render()}" for f in self.faults)])
+
+
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """While looking at what a user named: a path that this user may not look at is a UserError, wherever it is met."""
+    try:
+        yield
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        raise UserError(
+            Fault(
+                field=str(error.filename),
+                found=error.strerror or "no permission",
+                rule="it must be readable for you, and so must each folder above it",
+                fix=f"name another one, or ask its owner to allow it (ls -ld {error.filename})",
+            )
+        ) from error

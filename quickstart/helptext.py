@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 from quickstart.arguments import PREFERENCE_TYPES, SECTIONS
+from quickstart.words import counted
 
 USAGE = """\
 usage: python -m quickstart.run [--config FILE] [section.key=value ...]
@@ -16,8 +17,8 @@ usage: python -m quickstart.run [--config FILE] [section.key=value ...]
 Trains a language model with verl's own trainer and writes everything to outputs/.
 
   --config FILE    YAML file with the settings; default configs/ppo_min.yaml
-  --dry-run        check everything, print the settings and the batch arithmetic, start nothing
-  --print-config   the same without the arithmetic, as YAML that --config reads
+  --dry-run        check what a run checks (rows, models, reward, folder), print the plan, start nothing
+  --print-config   the settings with every `auto` filled in, as YAML that --config reads; checks them alone
   --debug          on a bug of ours: show the traceback
   --version, --help
 
@@ -69,16 +70,17 @@ def field_doc(field: dataclasses.Field[Any], kind: Any) -> str:
     return f"{field.metadata['doc']}{tail}"
 
 
-def plan(resolved: Any, *, with_table: bool) -> str:
-    """The resolved settings as YAML; with_table: what was chosen and the batch arithmetic before them, as comments."""
-    from quickstart.config import to_yaml
+def plan(run: Any) -> str:
+    """The settings of a run as YAML; before them, as comments, what was chosen, the batch arithmetic and the notices.
 
-    if not with_table:
-        return to_yaml(resolved.cfg)
+    run: cfg, choices and notices (trainers.checking.Foreseen).
+    """
+    from quickstart.config import to_yaml
     from quickstart.record.recorder import settings_text
 
-    text = "\n".join([settings_text(resolved.cfg, resolved.choices), batch_text(resolved.cfg)])
-    return textwrap.indent(text, "# ", lambda line: True) + "\n" + to_yaml(resolved.cfg)
+    notices = [f"note: {notice}" for notice in run.notices]
+    text = "\n".join([settings_text(run.cfg, run.choices), *notices, batch_text(run.cfg)])
+    return textwrap.indent(text, "# ", lambda line: True) + "\n" + to_yaml(run.cfg)
 
 
 def batch_text(cfg: Any) -> str:
@@ -87,9 +89,11 @@ def batch_text(cfg: Any) -> str:
 
     rl, update = cfg.rl, samples_per_update(cfg)
     if rl.rl_type in PREFERENCE_TYPES:
-        return f"batches: one update takes {update} rows, {rl.per_device_train_batch_size} at a time"
+        return f"batches: one update takes {counted(update, 'row')}, {rl.per_device_train_batch_size} at a time"
     step = samples_per_step(cfg)
+    prompts, answers = counted(rl.rollout_batch_size, "prompt"), counted(generations(cfg), "answer")
+    updates = counted(step // update * rl.ppo_epochs, "update")
     return (
-        f"batches: one step is {rl.rollout_batch_size} prompts x {generations(cfg)} answers = {step} samples, "
-        f"used in {step // update * rl.ppo_epochs} update(s) of {update}, {rl.per_device_train_batch_size} at a time"
+        f"batches: one step is {prompts} x {answers} = {counted(step, 'sample')}, "
+        f"used in {updates} of {update}, {rl.per_device_train_batch_size} at a time"
     )

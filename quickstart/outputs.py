@@ -159,10 +159,16 @@ def check(output_dir: str | Path) -> Path:
         raise refusal(
             output_dir, f"{there} may not be written", "results need a writable folder", "name another folder"
         )
-    free = shutil.disk_usage(there).free
-    if free < MIN_FREE_BYTES:
-        found = f"{free / 2**20:.0f} MB free on its disk"
-        raise refusal(output_dir, found, f"at least {MIN_FREE_BYTES >> 20} MB must be free", "free some space")
+    if root == Path(root.anchor):
+        raise refusal(
+            output_dir, "the root of all folders", "results need a folder of their own", "name another folder"
+        )
+    disk = shutil.disk_usage(there)
+    if disk.total == 0:
+        raise refusal(output_dir, f"{there}, which is on no disk", "results must be kept", "name another folder")
+    if disk.free < MIN_FREE_BYTES:
+        found, fix = f"{disk.free / 2**20:.0f} MB free on its disk", "free some space, or name a folder on another disk"
+        raise refusal(output_dir, found, f"at least {MIN_FREE_BYTES >> 20} MB must be free", fix)
     check_lock(root)
     check_foreign(root)
     return root

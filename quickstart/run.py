@@ -65,13 +65,18 @@ def execute(command: Command, arguments: Sequence[str]) -> int:
     from quickstart import config, verl_compose
 
     resolved = config.resolve(config.load(command.config, list(command.overrides)))
-    if command.flags & {"--print-config", "--dry-run"}:
+    if "--dry-run" in command.flags:
+        from quickstart.trainers.api import foresee
+
+        print(helptext.plan(foresee(resolved.cfg, resolved.choices)))
+        return EXIT_DONE
+    if "--print-config" in command.flags:
         verl_compose.check_keys(resolved.cfg.verl)
         if resolved.cfg.training.memory_budget_gb is not None:
             from quickstart.doctor import before
 
             resolved = before.foreseen(resolved)
-        print(helptext.plan(resolved, with_table="--dry-run" in command.flags))
+        print(config.to_yaml(resolved.cfg))
         return EXIT_DONE
 
     from quickstart.trainers.api import train

@@ -79,6 +79,17 @@ OWNED: dict[str, str] = {
     "trainer.resume_from_path": "training.resume_from_checkpoint",
 }
 
+# Where a key must lie for dpo, kto and their like to read it (plugin/training.py).
+READ_WITHOUT_ROLLOUTS = (
+    f"{MODEL}.",
+    f"{ACTOR}.checkpoint.",
+    f"{ACTOR}.fsdp_config.",
+    f"{ACTOR}.optim.",
+    f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.ulysses_sequence_parallel_size",
+    f"{ACTOR}.use_dynamic_bsz",
+)
+
 
 def owners_of(key: str) -> list[tuple[str, str]]:
     """(verl's key, our setting) for each owned key that `key` is, or that lies below it."""

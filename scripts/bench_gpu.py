@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -218,6 +219,7 @@ def ours(folder: Path, method: str, steps: int, logs: Path, extra: list[str], na
     """One run of ours, measured."""
     name = name or method
     output = folder / f"out_{name}"
+    shutil.rmtree(output, ignore_errors=True)  # the records of an earlier call would pass for the first update
     command = our_command(folder, method, steps, output, extra)
     result = measure(f"ours {name}", command, logs / f"{name}.log", lambda: len(history(output)), {}, 300)
     records = history(output)

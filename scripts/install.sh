@@ -39,8 +39,14 @@ quickstart_cpu_torch() {
   fi
 }
 
+# What is about to come, with its size on disk.
+quickstart_parts() {
+  if [ "$1" = gpu ]; then printf 'torch with CUDA, verl, transformers and what they need (several GB)'
+  else printf 'torch, verl, transformers and what they need (2 GB)'; fi
+}
+
 quickstart_install() {
-  local device extras stamp python wanted release
+  local device extras stamp python wanted release began=$SECONDS
   device=$(quickstart_device)
   extras=$(IFS=,; printf '%s' "$device${*:+,$*}")
   release="$(cksum <pyproject.toml) $PWD"
@@ -51,10 +57,13 @@ quickstart_install() {
     quickstart_say "making .venv with $python"
     "$python" -m venv .venv || return 1
   fi
-  quickstart_say "installing for $device, a few minutes the first time"
+  quickstart_say "installing for $device into .venv: $(quickstart_parts "$device"); 2 to 5 minutes the first time,"
+  quickstart_say "longer on a slow network. pip is silent until it is done; du -sh .venv in another terminal shows it grow"
   if [ "$device" = cpu ]; then
     wanted=$(sed -n 's/^cpu = \["\(torch==[^"]*\)"\]$/\1/p' pyproject.toml)
+    quickstart_say "1 of 2: $wanted, the build for CPUs"
     quickstart_cpu_torch "$wanted" || return 1
+    quickstart_say "2 of 2: verl, transformers and the rest"
   fi
   .venv/bin/pip install -q -e ".[$extras]" 2>.venv/quickstart-pip.log || {
     cat .venv/quickstart-pip.log >&2
@@ -62,4 +71,5 @@ quickstart_install() {
     return 1
   }
   printf '%s\n' "$device $release" "$stamp" >>.venv/quickstart-installed  # with extras is also without
+  quickstart_say "installed in $((SECONDS - began)) s"
 }

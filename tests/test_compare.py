@@ -5,6 +5,7 @@ The runs here are written by hand, as a run's files look; test_preference.py has
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -82,6 +83,11 @@ def test_a_picture_has_one_colour_a_run(mixed: list[Path]) -> None:
     assert re.findall(r'stroke="(#\w+)"', reward) == ["#0072B2", "#D55E00", "#D55E00"]  # a line; two rings
 
 
+def test_the_kl_of_kto_is_said_to_be_cut_off(mixed: list[Path]) -> None:
+    text = compare(mixed)[0].read_text(encoding="utf-8")
+    assert re.search(r"<figcaption>KL <span class='note'>[^<]*kto[^<]*cut off at 0", text)
+
+
 def test_samples_are_rings_before_and_after_and_no_line(tmp_path: Path) -> None:
     """A run of 15 steps: its samples stand at 0 and 15, and nothing is drawn in between."""
     dpo = write_run(tmp_path / "dpo", "dpo", [DPO] * 15, answers=[[0.25]])
@@ -152,6 +158,15 @@ def test_odd_files_are_named(tmp_path: Path, name: str, content: str | bytes, wa
     assert wanted in error.value.render()
 
 
+def test_a_folder_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    with pytest.raises(UserError, match="Permission denied"):
+        compare([tmp_path / "locked"])
+
+
 def test_all_bad_folders_in_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     code = main([str(tmp_path / "empty"), str(tmp_path / "nowhere")])
@@ -173,7 +188,9 @@ def test_help_and_out(mixed: list[Path], tmp_path: Path, capsys: pytest.CaptureF
     assert "usage" in capsys.readouterr().out
     assert main([*map(str, mixed), "--out", str(tmp_path / "new" / "place")]) == EXIT_DONE
     assert (tmp_path / "new" / "place" / "compare.html").is_file()
-    assert str(tmp_path / "new" / "place" / "compare.png") in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("3 runs compared: ")
+    assert all(str(tmp_path / "new" / "place" / f"compare.{suffix}") in told for suffix in ("html", "png"))
 
 
 def test_numbers_nowhere(tmp_path: Path) -> None:

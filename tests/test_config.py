@@ -6,6 +6,7 @@ import glob
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -437,6 +438,53 @@ class TestCrossFieldRules:
         assert load(here, "", "rl.gamma=0.9").source.notices == ()
         assert "rl.gamma" in load(here, "", "rl.rl_type=dpo", "rl.gamma=0.9").source.notices[0]
 
+    @pytest.mark.parametrize("rl_type", RL_TYPES)
+    @pytest.mark.parametrize("profile", ["cpu", "gpu"])
+    def test_what_comes_with_the_shipped_config_is_not(self, rl_type, profile):
+        if rl_type in rules.NOT_IN_V1:
+            return
+        notices = config.load(None, [f"rl.rl_type={rl_type}", f"profile={profile}"]).source.notices
+        assert [notice for notice in notices if "does not read" in notice] == []
+
+    @pytest.mark.parametrize(
+        ("setting", "condition", "with_it"),
+        [
+            ("model.lora_alpha=8", "model.lora_rank above 0", "model.lora_rank=4"),
+            ("model.reward_model_name_or_path=tiny", "rl.reward=model", "rl.reward=model"),
+            ("rl.reward_offload=cpu", "rl.reward=model", ""),
+            ("rl.kl_target=0.2", "rl.kl_controller=adaptive", "rl.kl_controller=adaptive"),
+            ("rl.kl_horizon=9", "rl.kl_controller=adaptive", "rl.kl_controller=adaptive"),
+        ],
+    )
+    def test_a_setting_that_another_one_switches_off_is(self, here, setting, condition, with_it):
+        notice = f"{setting.partition('=')[0]} is read only with {condition}"
+        assert notice in load(here, "", setting).source.notices
+        if with_it:
+            assert notice not in load(here, "", setting, with_it).source.notices
+
+    def test_a_setting_that_was_given_twice_is(self, here):
+        notices = load(here, "", "rl.gamma=0.9", "rl.lam=0.9", "rl.gamma=0.8").source.notices
+        assert notices == ("rl.gamma was given 2 times; the last one counts: 0.8",)
+
+    def test_a_value_that_was_typed_is_even_where_it_is_the_shipped_one(self, here):
+        typed = ["rl.rl_type=dpo", "profile=cpu", "rl.critic_learning_rate=1e-3", "rl.top_p=1.0"]
+        assert "DPO does not read: rl.critic_learning_rate, rl.top_p" in config.load(None, typed).source.notices
+        other = load(here, "rl: {rl_type: dpo, critic_learning_rate: 0.01}")
+        assert other.source.notices == ("DPO does not read: rl.critic_learning_rate",)
+
+    def test_a_key_of_verl_that_is_not_read_without_rollouts(self, here):
+        optimizer, clip = (
+            "verl.actor_rollout_ref.actor.optim.betas=[0.8,0.9]",
+            "verl.actor_rollout_ref.actor.clip_ratio_c=4",
+        )
+        for rl_type in ("dpo", "kto", "simpo", "orpo"):
+            notices = load(
+                here, "", f"rl.rl_type={rl_type}", optimizer, clip, "verl.algorithm.gdpo_reward_keys=a"
+            ).source.notices
+            unread = "verl.actor_rollout_ref.actor.clip_ratio_c, verl.algorithm.gdpo_reward_keys"
+            assert notices == (f"{rl_type.upper()} does not read: {unread}",)
+        assert load(here, "", "rl.rl_type=grpo", clip).source.notices == ()
+
 
 def make(**rl):
     from quickstart.arguments import RunConfig
@@ -455,7 +503,10 @@ class TestSteps:
 
     def test_fewer_rows_than_a_step_needs(self):
         fault = only_fault(config.check_steps, make(rollout_batch_size=8), 3)
-        assert "write 3 or less" in fault.fix
+        sizes = "rl.per_device_train_batch_size=3 rl.gradient_accumulation_steps=1"
+        assert fault.fix == f"set rl.rollout_batch_size=3 {sizes}, or add data"
+        fault = only_fault(config.check_steps, make(rollout_batch_size=8, per_device_train_batch_size=2), 7)
+        assert fault.fix == "write 6, or add data"
 
 
 class TestFile:
@@ -671,8 +722,12 @@ class TestProfiles:
         assert cfg.rl.ppo_epochs == 7
 
     def test_an_unknown_profile_names_the_real_ones(self, here):
-        assert only_fault(load, here, self.TEXT, "profile=gup").fix == "write gpu"
-        assert only_fault(load, here, self.TEXT.replace("auto", "cpuu")).fix == "write cpu"
+        for fault in (
+            only_fault(load, here, self.TEXT, "profile=tpu"),  # as near to cpu as to gpu, and neither is meant
+            only_fault(load, here, self.TEXT.replace("auto", "cpuu")),
+        ):
+            assert fault.fix.startswith("leave it out")
+            assert {"auto", "cpu", "gpu"} <= set(re.findall(r"\w+", fault.fix))
 
     def test_faults_inside_a_profile_have_their_line(self, here):
         text = "profile: cpu\nprofiles:\n  cpu:\n    rl:\n      learning_rate: -1\n      lr: 1\n"

@@ -235,7 +235,7 @@ def test_more_than_one_percent_too_long_stops(faults):
 
 def test_all_too_long_stops_also_when_dropping_is_asked_for(faults):
     (fault,) = faults(prompts_of([200]), max_prompt_length=64, overlong="drop")
-    assert "0 of 1 rows" in fault.found
+    assert "0 of 1 row " in fault.found
     assert "longer than data.max_prompt_length=64" in fault.rule
 
 
@@ -249,7 +249,7 @@ def test_truncate_cuts_from_the_left_and_says_so(make, byte_tokenizer):
     rows = [{**GOOD, "prompt": "".join(map(str, range(100)))}]
     prepared = prepare(make(rows, max_prompt_length=TEMPLATE + 5, overlong="truncate"), byte_tokenizer)
     assert written(prepared)[0]["prompt"][0]["content"] == "79899"[-5:]
-    assert any(f"prompts cut from the left to {TEMPLATE + 5} tokens (1 rows" in notice for notice in prepared.notices)
+    assert any(f"prompts cut from the left to {TEMPLATE + 5} tokens (1 row," in notice for notice in prepared.notices)
 
 
 def test_truncation_keeps_characters_whole_and_the_system_message(byte_tokenizer):
@@ -281,7 +281,7 @@ def test_given_answers_are_measured_where_they_are_trained_on(make, byte_tokeniz
     assert len(prepare_pairs(make(rows, max_response_length=8, overlong="drop"), byte_tokenizer).train) == 9
     kept = prepare_pairs(make(rows, max_response_length=8, overlong="truncate"), byte_tokenizer)
     assert len(kept.train) == 10
-    assert any("answers that training cuts to 8 tokens (1 rows" in notice for notice in kept.notices)
+    assert any("answers that training cuts to 8 tokens (1 row," in notice for notice in kept.notices)
 
 
 def test_a_template_that_refuses_names_the_row(make, byte_tokenizer):

@@ -124,7 +124,7 @@ def test_a_conversation_that_ends_with_the_user_is_a_prompt(read):
 def test_text_and_messages_mixed_are_one_shape(read):
     table = read({"prompt": Q}, {"prompt": [USER]})
     assert [row.prompt_messages for row in table.rows] == [[USER], [USER]]
-    assert any("text taken as one user message (1 rows" in notice for notice in table.notices)
+    assert any("text taken as one user message (1 row," in notice for notice in table.notices)
 
 
 def test_a_longer_dialogue_in_chosen_gives_the_whole_prompt(read):

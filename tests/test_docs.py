@@ -35,6 +35,30 @@ def commands(text: str) -> list[str]:
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
+def code(text: str) -> list[str]:
+    """Python blocks as the interpreter sees them: without comments and layout."""
+    return [ast.dump(ast.parse(block)) for block in blocks(text, "python")]
+
+
+def trees(text: str) -> list[list[str]]:
+    """The paths of each list of files, in order."""
+    listed = [block for block in blocks(text, "text") if "Loading verl" not in block]
+    return [[line.split()[0] for line in block.splitlines()] for block in listed]
+
+
+def logs(text: str) -> list[str]:
+    """What a console shows: the same in every language."""
+    return [block for block in blocks(text, "text") if "Loading verl" in block]
+
+
+def comments(text: str) -> list[str]:
+    """What stands behind commands and paths."""
+    behind = [line.split("  #")[1] for block in blocks(text, "bash") for line in block.splitlines() if "  #" in line]
+    listed = [block for block in blocks(text, "text") if "Loading verl" not in block]
+    lines = [line.split(None, 1) for block in listed for line in block.splitlines()]
+    return behind + [parts[1] for parts in lines if len(parts) == 2]
+
+
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the examples name."""
@@ -103,13 +127,17 @@ def test_every_room_is_in_the_tree():
 
 
 def test_both_languages_give_the_same_commands_code_and_tables():
-    assert commands(ENGLISH) == commands(CHINESE)
-    for language in ("python", "text"):
-        assert blocks(ENGLISH, language) == blocks(CHINESE, language)
+    for same in (commands, code, trees, logs):
+        assert same(ENGLISH) == same(CHINESE)
+    assert len(comments(ENGLISH)) == len(comments(CHINESE))
     assert [line.count("|") for line in ENGLISH.splitlines() if line.startswith("|")] == [
         line.count("|") for line in CHINESE.splitlines() if line.startswith("|")
     ]
     assert ENGLISH.count("\n## ") == CHINESE.count("\n## ")
+
+
+def test_a_chinese_reader_reads_chinese_comments():
+    assert [comment for comment in comments(CHINESE) if not re.search("[\u4e00-\u9fff]", comment)] == []
 
 
 def test_the_shipped_config_is_the_default():

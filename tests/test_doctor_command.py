@@ -16,6 +16,7 @@ from quickstart import config
 from quickstart.doctor import before, command
 from quickstart.doctor.children import Answer
 from quickstart.doctor.facts import Facts
+from quickstart.doctor.rows import row_facts
 from quickstart.errors import UserError
 
 GOOD = Answer(facts={"torch": "2", "gloo": True, "nccl": False, "verl": "0.9.1", "plugin": "registered"})
@@ -221,17 +222,21 @@ def resolved(arguments: list[str], *changes: str) -> Any:
     return config.resolve(config.load(None, [*arguments, *changes])).cfg
 
 
+def look(cfg: Any, tokenizer: Any) -> list[Any]:
+    return before.training(cfg, tokenizer=tokenizer, rows=row_facts(cfg, tokenizer), reward=None)
+
+
 def test_before_training_all_errors_come_at_once(arguments: list[str], byte_tokenizer: Any) -> None:
     two_steps = ["rl.rollout_batch_size=6", "rl.per_device_train_batch_size=6"]
     cfg = resolved(arguments, "data.max_response_length=5000", "rl.warmup_ratio=0.9", *two_steps)
     with pytest.raises(UserError) as caught:
-        before.training(cfg, tokenizer=byte_tokenizer, reward=None)
+        look(cfg, byte_tokenizer)
     assert {fault.field for fault in caught.value.faults} == {"data.max_response_length", "rl.warmup_ratio"}
 
 
 def test_before_training_a_good_run_is_recorded(arguments: list[str], byte_tokenizer: Any, tmp_path: Path) -> None:
     findings = before.environment(resolved(arguments))
-    findings += before.training(resolved(arguments), tokenizer=byte_tokenizer, reward=None)
+    findings += look(resolved(arguments), byte_tokenizer)
     before.write(tmp_path / "doctor.json", findings)
     content = json.loads((tmp_path / "doctor.json").read_text())
     assert content["states"]["error"] == 0
@@ -244,6 +249,6 @@ def test_before_training_a_good_run_is_recorded(arguments: list[str], byte_token
 
 def test_before_training_warnings_are_told(arguments: list[str], byte_tokenizer: Any) -> None:
     cfg = resolved(arguments, "data.max_response_length=20")
-    (line,) = before.notices(before.training(cfg, tokenizer=byte_tokenizer, reward=None))
+    (line,) = before.notices(look(cfg, byte_tokenizer))
     assert line.startswith("Warning: data.max_response_length: 20 tokens")
     assert "To do: set data.max_response_length=" in line

@@ -70,7 +70,7 @@ def test_ppo_batches_by_hand() -> None:
     )
     first, second = plan.judge_batches(cfg, numbers)
     assert first.state == "ok"
-    assert "20 prompts x 4 = 80 answers, 4 update(s) of 40 (8 passes of 5)" in first.found
+    assert "20 prompts x 4 = 80 answers, 4 updates of 40 (8 passes of 5)" in first.found
     assert "5 steps an epoch, 15 in all (3 epochs)" in first.found
     assert (second.state, second.field) == ("note", "rl.rollout_batch_size")
     assert "5 of 105 rows are not used" in second.found

@@ -154,7 +154,7 @@ class TestUserCode:
         os.write(keyboard, b"p 'here', answers\n")
         assert "('here', 1)" in read_until(keyboard, run, "(Pdb)")
         os.write(keyboard, b"c\n")
-        read_until(keyboard, run, "Training completed: 1 step,")
+        read_until(keyboard, run, "Training completed: 1 step.")
         assert run.wait() == 0
         os.close(screen)
         os.close(keyboard)

@@ -20,14 +20,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TRAINING = (
     "errors",
     "imports",
+    "words",
     "arguments",
+    "verl_owned",
     "config",
     "writing",
     "outputs",
     "data",
     "rewards",
     "doctor",
-    "verl_owned",
     "verl_compose",
     "verl_config",
     "plugin",
@@ -41,7 +42,7 @@ TRAINING = (
 )
 # These share nothing with a trainer but files: they also work on a run that died, or was copied from elsewhere.
 READING = ("compare", "verify", "report", "chat")
-READING_MAY = ("errors", "arguments", "config", "writing", "outputs")
+READING_MAY = ("errors", "words", "arguments", "verl_owned", "config", "writing", "outputs")
 
 HEAVY = {"torch", "verl", "ray", "transformers", "datasets", "peft", "tensordict", "transfer_queue"}
 # The only files that may import them when they are loaded; all others do it inside a function, when it is needed.

@@ -186,18 +186,41 @@ class TestFlags:
         (here / "again.yaml").write_text(text)
         assert config.load("again.yaml", []).rl.learning_rate == 3e-6
 
-    def test_dry_run_shows_choices_and_batches_and_starts_nothing(self, here, capsys, trainer):
-        assert run.main(["--config", "c.yaml", "--dry-run", "rl.rl_type=grpo"]) == 0
+    def test_dry_run_shows_choices_rows_and_batches_and_starts_nothing(self, here, capsys):
+        assert run.main(["profile=cpu", "training.device=cpu", "--dry-run", "rl.rl_type=grpo"]) == 0
         out = capsys.readouterr().out
-        assert "training.device" in out
-        assert "20 prompts x 4 answers = 80 samples" in out
+        assert "training.num_devices" in out
+        assert "# note: Read 100 rows" in out
+        assert "20 prompts x 4 answers = 80 samples, used in 4 updates of 20" in out
         assert yaml.safe_load(out)["rl"]["rl_type"] == "grpo"
-        assert trainer.calls == []
         assert not (here / "outputs").exists()
 
     def test_dry_run_of_a_preference_method(self, here, capsys):
-        assert run.main(["--config", "c.yaml", "--dry-run", "rl.rl_type=dpo"]) == 0
-        assert "one update takes 4 rows" in capsys.readouterr().out
+        assert run.main(["profile=cpu", "training.device=cpu", "--dry-run", "rl.rl_type=kto"]) == 0
+        out = capsys.readouterr().out
+        assert "# note: Read 200 answers" in out
+        assert "one update takes 20 rows" in out
+
+    def test_what_a_reward_prints_in_a_dry_run_is_not_in_the_plan(self, here, capsys):
+        (here / "loud.py").write_text("print('hello')\ndef score(*a, **k):\n    print('scored')\n    return 1.0\n")
+        settings = ["profile=cpu", "training.device=cpu", "rl.reward=function:loud.py:score"]
+        assert run.main([*settings, "--dry-run"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["rl"]["reward"] == "function:loud.py:score"
+
+    def test_a_dry_run_downloads_nothing(self, here, capsys, monkeypatch):
+        """A model that is on the hub only: rows, folder and reward are looked at, and what is not is named."""
+        monkeypatch.setattr("quickstart.doctor.hub.hub_reachable", lambda address: True)
+        monkeypatch.setattr("quickstart.doctor.hub._download", None)
+        settings = ["profile=cpu", "training.device=cpu", "model.model_name_or_path=nobody/has-this", "--dry-run"]
+        assert run.main(settings) == 0
+        out = capsys.readouterr().out
+        assert "# note: nobody/has-this: not on this machine yet" in out
+        assert yaml.safe_load(out)["model"]["model_name_or_path"] == "nobody/has-this"
+        (here / "bad.jsonl").write_text('{"prompt": null, "chosen": "a", "rejected": "b"}\n')
+        for wrong in ("data.train_file=bad.jsonl", "training.output_dir=/", "data.eval_file=bad.jsonl"):
+            assert run.main([*settings, wrong]) == 2
+        assert run.main([*settings, "rl.rollout_batch_size=120"]) == 2
+        assert "100 rows of data" in capsys.readouterr().err
 
 
 class TestProgram:

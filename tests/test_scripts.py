@@ -1,7 +1,9 @@
 """The shell scripts with a pip and a Python that only note what they are asked."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,17 @@ def call(checkout, monkeypatch):
     return call
 
 
+def test_the_benchmark_starts_without_the_records_of_an_earlier_call(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("bench_gpu", ROOT / "scripts" / "bench_gpu.py")
+    bench = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_gpu", bench)
+    spec.loader.exec_module(bench)
+    (tmp_path / "out_ppo").mkdir()
+    (tmp_path / "out_ppo" / "trainer_state.json").write_text('{"log_history": [{"timing_s/step": 1}]}')
+    monkeypatch.setattr(bench, "our_command", lambda *_: [sys.executable, "-c", ""])
+    assert bench.ours(tmp_path, "ppo", 1, tmp_path, []).first_update is None
+
+
 ARGUMENTS = ("--config", "configs/ppo_min.yaml", "rl.rl_type=grpo", "training.max_steps=3")
 
 
@@ -53,6 +66,17 @@ def test_run_passes_its_arguments_to_the_run_and_none_to_the_installation(call):
 def test_a_second_call_installs_nothing(call):
     call("run.sh", *ARGUMENTS)
     assert call("run.sh", "rl.rl_type=dpo") == ["python -m quickstart.run rl.rl_type=dpo"]
+
+
+def test_the_installation_says_what_comes_and_how_long_it_takes(checkout, monkeypatch):
+    monkeypatch.setenv("QUICKSTART_DEVICE", "cpu")
+    first, second = (
+        subprocess.run(["bash", "scripts/run.sh"], cwd=checkout, check=True, capture_output=True, text=True).stderr
+        for _ in range(2)
+    )
+    wanted = ("2 GB", "minutes", "torch==", "verl", "installed in")
+    assert [word for word in wanted if word not in first] == []
+    assert second == ""
 
 
 def test_tests_bring_their_extra_and_a_run_after_them_installs_nothing(call):

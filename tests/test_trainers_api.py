@@ -12,6 +12,7 @@ import pytest
 from quickstart import Trainer, config
 from quickstart.errors import Fault, RunError, UserError
 from quickstart.trainers import api
+from quickstart.words import counted
 
 
 class FakeRecorder:
@@ -100,4 +101,4 @@ class TestTrainer:
 
 @pytest.mark.parametrize(("number", "text"), [(1, "1 update"), (0, "0 updates"), (5, "5 updates")])
 def test_counts(number, text):
-    assert api.count(number, "update") == text
+    assert counted(number, "update") == text

@@ -13,8 +13,9 @@ import pytest
 import tiny_models
 
 from quickstart import config
+from quickstart.data.convert import Conversion
 from quickstart.errors import UserError
-from quickstart.trainers import startup
+from quickstart.trainers import checking, startup
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ class TestReady:
         ready = startup.prepare_run(settings(rl={"rl_type": rl_type}))
         assert ready.rows.prepared is None
         assert ready.rows.preference is not None
+
+    @pytest.mark.parametrize("rl_type", ["grpo", "dpo", "kto"])
+    def test_rows_are_read_once(self, settings, rl_type, monkeypatch):
+        """By the run, and by nobody else: the doctor and the memory plan look at what it read."""
+        read = Conversion.run
+        calls: list[str] = []
+        monkeypatch.setattr(Conversion, "run", lambda self, f: calls.append(self.setting) or read(self, f))
+        checking.check(settings(rl={"rl_type": rl_type}, training={"memory_budget_gb": 20}), [])
+        assert calls == ["data.train_file"]
 
     def test_nothing_is_written_to_the_output_folder(self, settings, tmp_path):
         startup.prepare_run(settings())

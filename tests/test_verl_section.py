@@ -7,7 +7,7 @@ import pytest
 from quickstart import verl_compose
 from quickstart.arguments import SECTIONS, field_names
 from quickstart.errors import UserError
-from quickstart.verl_owned import FIXED, OWNED
+from quickstart.verl_owned import FIXED, OWNED, READ_WITHOUT_ROLLOUTS
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -29,6 +29,7 @@ def test_the_settings_named_exist():
 def test_the_keys_named_are_keys_of_verl():
     config = verl_compose._verl_defaults()
     assert [key for key in OWNED if not verl_compose.known_key(config, key)] == []
+    assert [key for key in READ_WITHOUT_ROLLOUTS if not verl_compose.known_key(config, key.rstrip("."))] == []
 
 
 @pytest.mark.parametrize(

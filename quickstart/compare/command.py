@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from quickstart.errors import EXIT_DONE, EXIT_USER, Fault, UserError
+from quickstart.errors import EXIT_DONE, EXIT_USER, Fault, UserError, permitted
+from quickstart.words import counted
 from quickstart.writing import write_atomic
 
 PAGE, PICTURE = "compare.html", "compare.png"
@@ -27,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_DONE
     try:
         folders, out = parse(arguments)
-        for path in compare(folders, out):
-            print(path)
+        page, picture = compare(folders, out)
+        print(f"{counted(len(folders), 'run')} compared: {page} (for a browser), {picture} (the curves)")
     except UserError as error:
         print(error.render(), file=sys.stderr)
         return EXIT_USER
@@ -57,6 +58,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
     return folders, out
 
 
+@permitted()
 def compare(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, Path]:
     """Write the page and the picture; gives their paths. Raises UserError."""
     from quickstart.compare.page import page

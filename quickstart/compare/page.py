@@ -13,6 +13,7 @@ from typing import Any
 
 from quickstart.compare.chart import draw, style
 from quickstart.compare.reading import CURVES, Points, Run
+from quickstart.words import counted
 
 PROMPTS = 5  # whose answers are shown
 CELL_CHARACTERS = 600
@@ -51,7 +52,7 @@ def page(runs: Sequence[Run]) -> str:
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><title>Runs compared</title>',
         f"<style>{CSS}</style></head><body>",
-        f"<h1>{len(runs)} runs compared</h1>",
+        f"<h1>{counted(len(runs), 'run')} compared</h1>",
         "<p class='note'>An arrow goes from the first value to the last one; a dash stands for what a method does not "
         "have, or a run did not reach. Rewards are sampled in each step of training; those marked as greedy samples "
         "come from the same few prompts, answered once before and once after it, and do not compare with the "

@@ -47,7 +47,13 @@ CURVES = (
         names=("loss", "actor_loss", "actor/pg_loss"),
         note="Its height means something else in each method; compare the way it goes.",
     ),
-    Curve(key="kl", title="KL", names=("kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),
+    Curve(
+        key="kl",
+        title="KL",
+        names=("kl", "actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
+        note="Methods with rollouts: per token, an estimate that can be a little below 0. kto: of whole answers, the "
+        "mean of a batch cut off at 0, so a curve at 0 may also be one below it.",
+    ),
     Curve(
         key="margin",
         title="Margin",

@@ -17,7 +17,7 @@ from typing import Any
 from quickstart.arguments import SECTIONS, RunConfig, Source
 from quickstart.config import build as _build
 from quickstart.config.build import Entries, Entry, merge, section_entries
-from quickstart.config.casting import Refused, cast, nearest_fix
+from quickstart.config.casting import Refused, cast, listing
 from quickstart.config.dump import to_mapping, to_yaml
 from quickstart.config.explicit import is_explicit
 from quickstart.config.names import TOP_LEVEL, unknown_key, unknown_section
@@ -26,8 +26,15 @@ from quickstart.config.paths import REPOSITORY
 from quickstart.config.profile import Gpu, Probe, choose_profile, probe_machine
 from quickstart.config.reading import parse_value, read_file
 from quickstart.config.resolve import Choice, Resolved, resolve, with_value
-from quickstart.config.rules import check_steps, generations, kl_place, samples_per_step, samples_per_update
-from quickstart.errors import Fault, UserError
+from quickstart.config.rules import (
+    check_steps,
+    fewer_rows,
+    generations,
+    kl_place,
+    samples_per_step,
+    samples_per_update,
+)
+from quickstart.errors import Fault, UserError, permitted
 
 __all__ = [
     "DEFAULT_CONFIG",
@@ -36,6 +43,7 @@ __all__ = [
     "Probe",
     "Resolved",
     "check_steps",
+    "fewer_rows",
     "from_arguments",
     "generations",
     "is_explicit",
@@ -53,6 +61,7 @@ __all__ = [
 DEFAULT_CONFIG = "configs/ppo_min.yaml"
 
 
+@permitted()
 def load(path: str | None, overrides: list[str]) -> RunConfig:
     """Read a config file and the settings of the command line.
 
@@ -77,10 +86,13 @@ def load(path: str | None, overrides: list[str]) -> RunConfig:
     profiles = content.get("profiles")
     chosen = (profiles.get(name) or {}) if isinstance(profiles, Mapping) and name else {}
     in_profile = read_profile(chosen, where, f"profiles.{name}.", faults)
-    source = Source(config_path=str(file), profile=name, profile_why=why, overrides=tuple(overrides))
+    source = Source(
+        config_path=str(file), profile=name, profile_why=why, overrides=tuple(overrides), notices=told_twice(parsed)
+    )
     return _build.build(merge([in_file, in_profile, on_line]), source, faults)
 
 
+@permitted()
 def from_arguments(
     model_args: Any = None,
     data_args: Any = None,
@@ -131,6 +143,17 @@ def collect_overrides(overrides: list[str], faults: list[Fault]) -> list[Overrid
         except UserError as error:  # gathered here so that one message has all faults
             faults.extend(error.faults)
     return parsed
+
+
+def told_twice(parsed: list[Override]) -> tuple[str, ...]:
+    """Settings that the command line has more than once."""
+    keys = [override.key for override in parsed]
+    last = {override.key: override.text for override in parsed}
+    return tuple(
+        f"{key} was given {keys.count(key)} times; the last one counts: {last[key]}"
+        for key in dict.fromkeys(keys)
+        if keys.count(key) > 1
+    )
 
 
 def read_sections(content: Mapping[str, Any], where: Any, prefix: str, faults: list[Fault]) -> Entries:
@@ -196,7 +219,8 @@ def pick_profile(
         choices = ("auto", *profiles)
         rule = f"must be {', '.join(choices)}"
         place = "profile (command line)" if typed else where("profile")
-        faults.append(Fault(field=place, found=repr(wanted), rule=rule, fix=nearest_fix(wanted, choices)))
+        fix = f"leave it out, so that the machine decides, or write {listing(choices)}"
+        faults.append(Fault(field=place, found=repr(wanted), rule=rule, fix=fix))
         return None, ""
     device = entries.get("training.device", Entry("auto", ""))
     return choose_profile(wanted, str(device.value), profiles)

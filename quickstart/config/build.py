@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from quickstart.arguments import SECTIONS, RunConfig, Source, algorithm_name
+from quickstart.arguments import PREFERENCE_TYPES, SECTIONS, RunConfig, Source, algorithm_name
 from quickstart.config import casting, paths, rules
+from quickstart.config.explicit import is_explicit, is_typed
 from quickstart.config.names import DEAD_VERL_KEYS, dead_verl_key, unknown_key
 from quickstart.errors import Fault, UserError
+from quickstart.verl_owned import READ_WITHOUT_ROLLOUTS
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def in_range(value: float, entry: Entry, metadata: Mapping[str, Any]) -> Any:
 def range_fix(value: float, metadata: Mapping[str, Any]) -> str:
     """The legal interval in words, or the percentage that was meant."""
     upper = metadata["at_most"] if metadata["at_most"] is not None else metadata["below"]
-    if metadata["ratio"] and upper is not None and 1 < value <= 100 and value / 100 < upper:
+    if metadata["ratio"] and upper is not None and 2 <= value <= 100 and value / 100 < upper:
         return f"write {number(value / 100)} (a share of one) or {number(value)}%"
     parts = [
         words.format(number(metadata[name])).removeprefix("must be ")
@@ -195,8 +197,7 @@ def located(where: str, value: Any, kind: Any, repository: Any, notices: list[st
     results = [paths.locate(text, kind, repository) for text in ([value] if isinstance(value, str) else value)]
     for result in results:
         if isinstance(result, paths.Missing):
-            what = "no such file" if kind == "data" else "no such folder"
-            return Fault(field=where, found=repr(result.path), rule=f"{what} here or in {repository}", fix=result.fix)
+            return Fault(field=where, found=repr(result.path), rule=result.rule, fix=result.fix)
     notices.extend(f"{where.split(' ')[0]}: {r.notice}" for r in results if isinstance(r, paths.Found) and r.notice)
     found = [r.path for r in results if isinstance(r, paths.Found)]
     return found[0] if isinstance(value, str) else found
@@ -209,10 +210,10 @@ def reward_file_faults(cfg: RunConfig, entries: Entries, repository: Any, notice
     result = paths.locate(rules.reward_file(cfg.rl.reward), "data", repository)
     if isinstance(result, paths.Found):
         return []
-    fault = Fault(
-        field="rl.reward", found=repr(result.path), rule=f"no such file here or in {repository}", fix=result.fix
-    )
-    return [place(fault, entries)]
+    ways = "write function:FILE.py:NAME with the path of your file, or rl.reward=preference"
+    fix = result.fix if result.is_near else ways
+    rule = f"{result.path}: {result.rule}"
+    return [place(Fault(field="rl.reward", found=repr(cfg.rl.reward), rule=rule, fix=fix), entries)]
 
 
 def place(fault: Fault, entries: Entries) -> Fault:
@@ -221,14 +222,30 @@ def place(fault: Fault, entries: Entries) -> Fault:
     return dataclasses.replace(fault, field=entry.where) if entry else fault
 
 
+# Settings that only some values of another one read: without these, somebody's choice would be dropped in silence.
+READ_ONLY_WITH: dict[str, tuple[str, Callable[[RunConfig], bool]]] = {
+    "model.lora_alpha": ("model.lora_rank above 0", lambda c: c.model.lora_rank > 0),
+    "model.reward_model_name_or_path": ("rl.reward=model", lambda c: c.rl.reward == "model"),
+    "rl.reward_offload": ("rl.reward=model", lambda c: c.rl.reward == "model"),
+    "rl.kl_target": ("rl.kl_controller=adaptive", lambda c: c.rl.kl_controller == "adaptive"),
+    "rl.kl_horizon": ("rl.kl_controller=adaptive", lambda c: c.rl.kl_controller == "adaptive"),
+}
+
+
 def unused_notices(cfg: RunConfig) -> list[str]:
-    """One line on settings that somebody changed and that this rl_type does not read."""
-    unused = []
+    """What somebody chose and this run does not read: settings, and keys of verl's."""
+    unused, notices = [], []
     for section in SECTIONS:
         for name, field in fields_of(section).items():
             used_by = field.metadata["used_by"]
             key, value = f"{section}.{name}", vars(vars(cfg)[section])[name]
-            changed = key in cfg.source.given and value != default_of(field)
-            if changed and used_by and cfg.rl.rl_type not in used_by:
+            condition, is_read = READ_ONLY_WITH.get(key, ("", None))
+            if not is_typed(cfg, key) and (not is_explicit(cfg, key) or value == default_of(field)):
+                continue
+            if used_by and cfg.rl.rl_type not in used_by:
                 unused.append(key)
-    return [f"{algorithm_name(cfg.rl.rl_type)} does not read: {', '.join(unused)}"] if unused else []
+            elif is_read is not None and not is_read(cfg):
+                notices.append(f"{key} is read only with {condition}")
+    if cfg.rl.rl_type in PREFERENCE_TYPES:
+        unused += [f"verl.{key}" for key in cfg.verl if not key.startswith(READ_WITHOUT_ROLLOUTS)]
+    return [*([f"{algorithm_name(cfg.rl.rl_type)} does not read: {', '.join(unused)}"] if unused else []), *notices]

@@ -170,11 +170,8 @@ def describe(kind: Any) -> str:
 def hint_for(value: Any, kind: Any) -> str:
     """The way out for a value that fits no arm of a union."""
     choices = [choice for arm in members(kind) if get_origin(arm) is Literal for choice in get_args(arm)]
-    if isinstance(value, str) and choices:
-        return nearest_fix(value, choices)
-    if choices:
-        return f"write {listing(choices)}" if len(choices) == 1 else f"write one of {', '.join(map(str, choices))}"
-    return f"write {describe(kind)}"
+    near = nearest(value, choices)
+    return f"write {near or describe(kind)}"
 
 
 def listing(items: Any) -> str:
@@ -185,17 +182,30 @@ def listing(items: Any) -> str:
 
 def nearest_fix(value: Any, choices: Any) -> str:
     """Name the choice that was probably meant."""
+    return f"write {nearest(value, choices) or listing(choices)}"
+
+
+OTHER_WORDS = {"gpu": "cuda", "nvidia": "cuda", "half": "float16", "float": "float32", "single": "float32"}
+
+
+def nearest(value: Any, choices: Any) -> str:
+    """The choice that was probably meant; empty where none is near."""
     from difflib import get_close_matches  # 10 ms, only needed to report
 
     texts = [str(choice) for choice in choices]
-    close = get_close_matches(str(value).lower(), texts, n=1, cutoff=0.5)
-    return f"write {close[0]}" if close else f"write {listing(texts)}"
+    word = str(value).lower()
+    if OTHER_WORDS.get(word) in texts:
+        return OTHER_WORDS[word]
+    return next(iter(get_close_matches(word, texts, n=1, cutoff=0.5)), "")
 
 
 def number_hint(value: Any, *, whole: bool) -> str:
     """How the number would be written."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", value.strip()):
-        return f"write {value.strip().replace(',', '')}"
+    text = value.strip() if isinstance(value, str) else ""
+    with_point = text.replace(",", ".") if re.fullmatch(r"[0-9]+,[0-9]+", text) and not whole else ""
+    without = text.replace(",", "") if re.fullmatch(r"[1-9][0-9]{0,2}(,[0-9]{3})+", text) else ""
+    if with_point or without:
+        return f"write {' or '.join(filter(None, (with_point, without)))}"
     if isinstance(value, str) and value.strip().endswith("%"):
         return "this field is no ratio: write a plain number"
     if whole and isinstance(value, float) and math.isfinite(value):

@@ -72,7 +72,8 @@ def bad_form(argument: str, key: str) -> Fault:
         return fault(argument, "a file name", f"write --config {argument}")
     if (KEY.fullmatch(key) and "." in key) or homes(key):
         return fault(argument, "a key without a value", f"write {full_key(key)}=VALUE, without blanks around =")
-    return fault(argument, "not of the form section.key=value", "for example rl.learning_rate=1e-6")
+    found = "something without a key" if "=" in argument else "a word without = in it"
+    return fault(argument, found, "for example rl.learning_rate=1e-6")
 
 
 def bad_key(argument: str, path: tuple[str, ...]) -> Fault:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL_FOLDER = "a folder with config.json, or owner/name on the hub"
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".txt", ".zst", ".bz2", ".xz")
 
 
@@ -24,10 +25,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Missing:
-    """A local path that does not exist, with what may have been meant."""
+    """A local path that does not exist or is of the wrong kind, with what may have been meant."""
 
     path: str
+    rule: str
     fix: str
+
+    @property
+    def is_near(self) -> bool:
+        """Whether `fix` names one that exists."""
+        return self.fix.startswith("did you mean")
 
 
 def repository_of(config_path: str | None) -> Path:
@@ -42,14 +49,31 @@ def locate(written: str, kind: Literal["model", "data"], repository: Path) -> Fo
     """Look a path up. A trailing slash is dropped, ~ is expanded."""
     text = os.path.expanduser(written.strip())
     text = text.rstrip("/\\") or text
+    if kind == "model" and os.path.isfile(text):
+        return Missing(text, "a model is a folder, and this is a file", model_file_fix(Path(text)))
     if any(mark in text for mark in "*?[") or os.path.exists(text):
         return Found(text)
     for base in dict.fromkeys((repository, REPOSITORY)):
         if not os.path.isabs(text) and (base / text).exists():
-            return Found(str(base / text), f"{written} is not in the current folder; using {base / text}")
+            return Found(str(base / text), f"not in the current folder; using {base / text}")
     if looks_local(text, kind, repository):
-        return Missing(text, missing_fix(text, kind, repository))
+        return Missing(text, missing_rule(text, kind, repository), missing_fix(text, kind, repository))
     return Found(text)
+
+
+def model_file_fix(file: Path) -> str:
+    """The folder of a weight file, where that is a model."""
+    if (file.parent / "config.json").is_file():
+        return f"write {file.parent}"
+    return f"write the path of {MODEL_FOLDER}"
+
+
+def missing_rule(text: str, kind: str, repository: Path) -> str:
+    """Where it was looked for."""
+    what = "no such file" if kind == "data" else "no such folder"
+    return (
+        what if os.path.isabs(text) else f"{what} here" + (f" or in {repository}" if repository != Path.cwd() else "")
+    )
 
 
 def looks_local(text: str, kind: str, repository: Path) -> bool:
@@ -73,5 +97,5 @@ def missing_fix(text: str, kind: str, repository: Path) -> str:
             close = get_close_matches(wanted.name, [p.name for p in folder.iterdir()], n=1, cutoff=0.5)
             if close:
                 return f"did you mean {wanted.parent / close[0]}?"
-    what = "a file" if kind == "data" else "a folder with config.json, or owner/name on the hub"
+    what = "a file" if kind == "data" else MODEL_FOLDER
     return f"write the path of {what}"

@@ -6,6 +6,7 @@ single values are legal, with "auto" still in it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from quickstart.arguments import (
     algorithm_name,
 )
 from quickstart.errors import Fault, UserError
+from quickstart.words import counted
 
 # What verl/trainer/ppo/v1/trainer_base.py:1743-1784 does not hand to these; tests/test_estimators.py.
 NOT_IN_V1 = {
@@ -98,7 +100,7 @@ def batch_words(cfg: RunConfig) -> str:
     """The three factors of an update, multiplied out."""
     factors = f"{cfg.rl.per_device_train_batch_size} x {cfg.rl.gradient_accumulation_steps}"
     factors += f" x {devices(cfg)} devices" if devices(cfg) > 1 else ""
-    return f"{factors} = {samples_per_update(cfg)} samples an update"
+    return f"{factors} = {counted(samples_per_update(cfg), 'sample')} an update"
 
 
 def legal_updates(cfg: RunConfig) -> list[int]:
@@ -160,8 +162,8 @@ RULES: tuple[Rule, ...] = (
         "rl.per_device_train_batch_size",
         lambda c: rollout(c) and samples_per_update(c) > samples_per_step(c),
         lambda c: (
-            f"a step has only {samples_per_step(c)} samples "
-            f"({c.rl.rollout_batch_size} prompts x {generations(c)} answers)"
+            f"a step has only {counted(samples_per_step(c), 'sample')} "
+            f"({counted(c.rl.rollout_batch_size, 'prompt')} x {counted(generations(c), 'answer')})"
         ),
         nearest_batches,
         batch_words,
@@ -171,8 +173,8 @@ RULES: tuple[Rule, ...] = (
         "rl.rollout_batch_size",
         lambda c: rollout(c) and samples_per_update(c) <= samples_per_step(c) and not update_divides_step(c),
         lambda c: (
-            f"the {samples_per_step(c)} samples of a step ({c.rl.rollout_batch_size} prompts x "
-            f"{generations(c)} answers) must split evenly into updates"
+            f"the {counted(samples_per_step(c), 'sample')} of a step ({counted(c.rl.rollout_batch_size, 'prompt')} x "
+            f"{counted(generations(c), 'answer')}) must split evenly into updates"
         ),
         nearest_batches,
         batch_words,
@@ -190,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         "rl.warmup_ratio",
         warms_up_for_nothing,
         lambda c: (
-            f"the learning rate of the first step is 0, so {c.training.max_steps} step(s) would change "
+            f"the learning rate of the first step is 0, so {counted(c.training.max_steps or 0, 'step')} would change "
             "little or nothing"
         ),
         lambda c: "write 0 for a short run",
@@ -335,6 +337,21 @@ def value_of(cfg: RunConfig, key: str) -> object:
     return vars(vars(cfg)[section])[name]
 
 
+def fewer_rows(cfg: RunConfig, num_rows: int) -> str:
+    """Settings whose step takes no more rows than there are, and which keep to all other rules."""
+    if not rollout(cfg):
+        least = 2 * devices(cfg) if cfg.rl.rl_type == "kto" else devices(cfg)
+        size = num_rows // devices(cfg) * devices(cfg)
+        return f"set {split(size, samples_per_update(cfg), devices(cfg))}, or add data" if size >= least else "add data"
+    unit = math.lcm(samples_per_update(cfg), generations(cfg)) // generations(cfg)
+    if unit <= num_rows:
+        return f"write {num_rows // unit * unit}, or add data"
+    smaller = dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, rollout_batch_size=num_rows))
+    size = max((size for size in legal_updates(smaller) if size <= samples_per_update(cfg)), default=0)
+    update = f" {split(size, cfg.rl.per_device_train_batch_size, devices(cfg))}" if size else ""
+    return f"set rl.rollout_batch_size={num_rows}{update}, or add data"
+
+
 def check_steps(cfg: RunConfig, num_rows: int) -> int:
     """Steps of the whole run for so many training rows. Raises UserError where not even one batch fills.
 
@@ -346,9 +363,9 @@ def check_steps(cfg: RunConfig, num_rows: int) -> int:
         raise UserError(
             Fault(
                 field=name,
-                found=f"{size} for a step, with {num_rows} rows of data",
+                found=f"{size} for a step, with {counted(num_rows, 'row')} of data",
                 rule="a step must not need more rows than there are",
-                fix=f"write {num_rows} or less, or add data",
+                fix=fewer_rows(cfg, num_rows),
             )
         )
     return cfg.training.max_steps or (num_rows // size) * cfg.rl.num_train_epochs

@@ -42,7 +42,7 @@ def load(name: str, config_name: str | None, split: str | None, setting: str) ->
         UserError: unknown, unreachable or gated; no such split or configuration.
     """
     if not _online():
-        if not _is_cached(name):
+        if not is_cached(name):
             raise UserError(_unreachable(name, setting))
         _work_offline()
     import datasets
@@ -77,7 +77,7 @@ def _online() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and reachable(_address())
 
 
-def _is_cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Whether the datasets library has prepared this data set before (its folder name: owner___name)."""
     root = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_DATASETS_CACHE", f"{root}/datasets")).expanduser()

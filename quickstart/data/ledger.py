@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from quickstart.data.rows import RowFault, printable
 from quickstart.errors import Fault, UserError
+from quickstart.words import counted
 
 NAMED = 10  # places that are written out for each kind
 
@@ -27,14 +28,19 @@ class Places:
             self.first.append((file, line))
 
     def render(self) -> str:
-        """`a.jsonl:3, 7, b.jsonl:1 and 12 more`."""
+        """`a.jsonl:3, 7, b.jsonl:1 and 12 more`. Rows of one line (a list in it) are named once."""
         parts: list[str] = []
         before = None
-        for file, line in self.first:
+        for file, line in dict.fromkeys(self.first):
             parts.append(str(line) if file == before else f"{file}:{line}")
             before = file
         more = self.count - len(self.first)
         return ", ".join(parts) + (f" and {more} more" if more else "")
+
+    def others(self) -> str:
+        """The same without the first place, for a message that has named it."""
+        (file, line), *_ = self.first
+        return self.render().removeprefix(f"{file}:{line}").removeprefix(", ").strip()
 
 
 @dataclass(slots=True)
@@ -82,7 +88,9 @@ class Ledger:
         if self.rows_kept:
             return
         reasons = "; ".join(f"{reason}: {places.render()}" for reason, places in self.dropped.items())
-        found = f"{files}: 0 of {self.rows_read} rows can be used" if self.rows_read else f"{files}: no records"
+        found = (
+            f"{files}: 0 of {counted(self.rows_read, 'row')} can be used" if self.rows_read else f"{files}: no records"
+        )
         fix = "correct these rows or name another file" if self.rows_read else "name a file with rows in it"
         rule = f"at least one row must be left ({reasons})" if reasons else "the file has no records"
         raise UserError(_clean(Fault(field=field_name, found=found, rule=rule, fix=fix)))
@@ -90,13 +98,13 @@ class Ledger:
     def notices(self) -> list[str]:
         """One line for each reason, each note and each remark."""
         left_out = [
-            f"{places.count} of {self.rows_read} rows left out, {reason}: {places.render()}"
+            f"{places.count} of {counted(self.rows_read, 'row')} left out, {reason}: {places.render()}"
             for reason, places in self.dropped.items()
         ]
         understood = []
         for text, places in self.remarks.items():
             file, line = places.first[0]
-            understood.append(f"{text} ({places.count} rows, first {file}:{line})")
+            understood.append(f"{text} ({counted(places.count, 'row')}, first {file}:{line})")
         return [printable(line) for line in left_out + self.notes + understood]
 
 
@@ -107,5 +115,5 @@ def _clean(fault: Fault) -> Fault:
 
 def _row_fault(problem: RowFault, places: Places) -> Fault:
     file, line = places.first[0]
-    others = f" (in {places.count} rows: {places.render()})" if places.count > 1 else ""
+    others = f" (in {places.count} rows, also: {places.others()})" if places.others() else ""
     return Fault(field=f"{file}:{line}", found=problem.found, rule=problem.rule + others, fix=problem.fix)

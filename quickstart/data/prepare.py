@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from quickstart.arguments import RunConfig
+from quickstart.arguments import PREFERENCE_TYPES, RunConfig
 from quickstart.data import cache
 from quickstart.data.convert import Conversion, WrittenPurpose
 from quickstart.data.layouts import DEFAULT_SOURCE
 from quickstart.data.lengths import check_template
+from quickstart.data.reading import Reader
 from quickstart.data.rows import Message
 from quickstart.errors import Fault, UserError
 
@@ -127,6 +128,45 @@ def prepare_labelled(cfg: RunConfig, tokenizer: Any) -> Examples[Labelled]:
     return _examples(_convert(cfg, tokenizer, "labelled"), lambda cells: Labelled(**cells))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What can be said of a run's rows without its tokenizer."""
+
+    count: int  # training rows; of kto labelled answers
+    notices: list[str]
+
+
+def look_at_rows(cfg: RunConfig) -> Look:
+    """Read and check both files; lengths are not looked at, nothing is written. Raises UserError."""
+    purpose: WrittenPurpose = "rollouts"
+    if cfg.rl.rl_type in PREFERENCE_TYPES:
+        purpose = "labelled" if cfg.rl.rl_type == "kto" else "pairs"
+    faults: list[Fault] = []
+    counts: list[int] = []
+    notices: list[str] = []
+    for setting, files in files_of(cfg):
+        needs_answer = cfg.rl.reward == "preference"
+        reader = Reader(args=cfg.data, setting=setting, purpose=purpose, needs_answer=needs_answer)
+        try:
+            sources = reader.sources(files)
+            sizes = [2 if purpose == "labelled" and row.label is None else 1 for row in reader.rows(sources)]
+            reader.finish(len(sizes), sources)
+        except UserError as error:  # gathered, so that one message has both files' faults
+            faults.extend(error.faults)
+            continue
+        counts.append(sum(sizes))
+        notices += reader.ledger.notices()
+    if faults:
+        raise UserError(faults)
+    return Look(count=counts[0], notices=notices)
+
+
+def files_of(cfg: RunConfig) -> list[tuple[str, str | list[str]]]:
+    """(setting, files) for training and, where there are any, evaluation."""
+    settings = (("data.train_file", cfg.data.train_file), ("data.eval_file", cfg.data.eval_file))
+    return [(setting, files) for setting, files in settings if files is not None]
+
+
 def cache_folder(cfg: RunConfig) -> Path:
     """Where converted data is kept: data.cache_dir, or beside the outputs."""
     if cfg.data.cache_dir is not None:
@@ -141,9 +181,7 @@ def _convert(cfg: RunConfig, tokenizer: Any, purpose: WrittenPurpose) -> _Parts:
     cache.writable_folder(folder, "data.cache_dir")
     faults: list[Fault] = []
     done: dict[str, tuple[cache.Entry, str]] = {}
-    for setting, files in (("data.train_file", cfg.data.train_file), ("data.eval_file", cfg.data.eval_file)):
-        if files is None:
-            continue
+    for setting, files in files_of(cfg):
         conversion = Conversion(
             args=cfg.data,
             setting=setting,

@@ -1,8 +1,8 @@
 """What every training run has checked first: the cheap part of the doctor, under 2 s beside what the run does anyway.
 
     findings = before.environment(cfg)                                   # before the tokenizer is loaded
-    fitted = before.within_budget(cfg, choices, tokenizer=...)           # settings under training.memory_budget_gb
-    findings += before.training(cfg, tokenizer=..., reward=...)          # once model, rows and reward are there
+    fitted = before.within_budget(cfg, choices, tokenizer=..., rows=...) # settings under training.memory_budget_gb
+    findings += before.training(cfg, tokenizer=..., rows=..., reward=...)   # once model, rows and reward are there
     before.write(outputs.doctor, findings)
 
 All raise one UserError with every error. Nothing here imports torch (a reward that does so by itself aside). Not
@@ -23,6 +23,7 @@ from quickstart.doctor import checks
 from quickstart.doctor.facts import Facts
 from quickstart.doctor.finding import Finding, counts, raise_errors, to_mapping
 from quickstart.doctor.fit import FIELD
+from quickstart.doctor.rows import RowFacts
 from quickstart.doctor.running import run_checks
 from quickstart.errors import Fault, UserError
 from quickstart.rewards import Guard
@@ -39,16 +40,17 @@ def environment(cfg: RunConfig) -> list[Finding]:
     return findings
 
 
-def training(cfg: RunConfig, *, tokenizer: Any, reward: Guard | None) -> list[Finding]:
+def training(cfg: RunConfig, *, tokenizer: Any, rows: RowFacts, reward: Guard | None) -> list[Finding]:
     """Model, rows, plans, settings and reward of a run whose models are folders. Raises UserError."""
-    known = {"cfg": cfg, "tokenizer": tokenizer} | ({} if reward is None else {"reward": reward})
+    known = {"cfg": cfg, "tokenizer": tokenizer, "training_rows": rows}
+    known |= {} if reward is None else {"reward": reward}
     facts = Facts(known=known)
     findings = run_checks([*checks.model_checks(facts), *checks.run_checks_of(facts, REWARD_SECONDS)])
     raise_errors(findings)
     return findings
 
 
-def within_budget(cfg: RunConfig, choices: Sequence[Choice], *, tokenizer: Any) -> Resolved:
+def within_budget(cfg: RunConfig, choices: Sequence[Choice], *, tokenizer: Any, rows: RowFacts) -> Resolved:
     """Settings that keep to training.memory_budget_gb, and what was chosen for it. Without a budget as they are.
 
     Raises:
@@ -56,7 +58,7 @@ def within_budget(cfg: RunConfig, choices: Sequence[Choice], *, tokenizer: Any) 
     """
     if cfg.training.memory_budget_gb is None:
         return Resolved(cfg=cfg, choices=tuple(choices))
-    facts = Facts(known={"cfg": cfg, "tokenizer": tokenizer})
+    facts = Facts(known={"cfg": cfg, "tokenizer": tokenizer, "training_rows": rows})
     if facts.shape is None:
         rule, fix = "config.json does not give the model's widths, so there is no plan", "leave it out"
         raise UserError(Fault(field=FIELD, found=f"{cfg.training.memory_budget_gb:g}", rule=rule, fix=fix))

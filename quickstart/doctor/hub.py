@@ -77,7 +77,7 @@ def require_hub(name: str, field: str) -> None:
 
 def needed_from_hub(cfg: RunConfig) -> list[str]:
     """The models and data sets in the settings that are not on this machine."""
-    from quickstart.data.hub import _is_cached as is_cached
+    from quickstart.data.hub import is_cached
     from quickstart.data.ledger import Ledger
     from quickstart.data.sources import Wanted, expand
 

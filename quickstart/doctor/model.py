@@ -31,7 +31,8 @@ def check_model_folder(folder: Path, field: str) -> list[Fault]:
     config, faults = read_config(folder, field)
     if config is None:
         return faults
-    return faults + list(_weight_faults(folder, field)) + list(_tokenizer_faults(folder, field))
+    faults = [*faults, *_weight_faults(folder, field), *_tokenizer_faults(folder, field)]
+    return faults or list(_shape_faults(folder, config, field))
 
 
 def read_config(folder: Path, field: str) -> tuple[dict[str, Any] | None, list[Fault]]:
@@ -130,6 +131,25 @@ def safetensors_size(path: Path) -> int | None:
         (length,) = struct.unpack("<Q", file.read(8))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     return 8 + length + max(ends, default=0)
+
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+OTHER_WIDTHS = ("word_embed_proj_dim", "embedding_size")  # of models whose embedding is not as wide as their layers
+
+
+def _shape_faults(folder: Path, config: dict[str, Any], field: str) -> Iterator[Fault]:
+    """Weights and config.json of two models: transformers stops at that only after everything has been loaded."""
+    wanted = (config.get("vocab_size"), config.get("hidden_size", config.get("n_embd")))
+    if None in wanted or any(name in config for name in OTHER_WIDTHS):
+        return
+    for path in weight_files(folder):
+        header = (read_safetensors_header(path) if path.suffix == ".safetensors" else None) or {}
+        for name, entry in header.items():
+            if name.endswith(EMBEDDINGS) and tuple(entry["shape"]) != wanted:
+                sizes = " x ".join(map(str, entry["shape"])), " x ".join(map(str, wanted))
+                found = f"{folder}: an embedding of {sizes[0]} in {path.name}, and of {sizes[1]} by config.json"
+                rule, fix = "config.json must be that of the weights", "copy both from the same model"
+                yield Fault(field=field, found=found, rule=rule, fix=fix)
 
 
 def _tokenizer_faults(folder: Path, field: str) -> Iterator[Fault]:

@@ -10,8 +10,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from quickstart.arguments import PREFERENCE_TYPES, RunConfig
-from quickstart.config import generations, samples_per_step, samples_per_update
+from quickstart.config import fewer_rows, generations, samples_per_step, samples_per_update
 from quickstart.doctor.finding import Finding, error, note, ok
+from quickstart.words import counted
 
 CHECK = "batch plan"
 
@@ -75,10 +76,9 @@ def judge_batches(cfg: RunConfig, plan: BatchPlan) -> list[Finding]:
     prefers = cfg.rl.rl_type in PREFERENCE_TYPES
     field = "rl.gradient_accumulation_steps" if prefers else "rl.rollout_batch_size"
     if plan.rows < plan.rows_per_step:
-        largest = f"write {plan.rows} or less" if not prefers else f"an update may take {plan.rows} rows at most"
-        found = f"{plan.rows_per_step} rows for a step, with {plan.rows} rows of data"
+        found = f"{counted(plan.rows_per_step, 'row')} for a step, with {counted(plan.rows, 'row')} of data"
         rule = "a step must not need more rows than there are"
-        return [error(CHECK, found, f"{largest}, or add data", field=field, rule=rule)]
+        return [error(CHECK, found, fewer_rows(cfg, plan.rows), field=field, rule=rule)]
     sizes = ok(CHECK, batch_words(plan, cfg))
     findings = [dataclasses.replace(sizes, data=dataclasses.asdict(plan))]
     if plan.rows_left_over:
@@ -93,10 +93,12 @@ def batch_words(plan: BatchPlan, cfg: RunConfig) -> str:
     passes = f"{plan.samples_per_update} at once" if plan.accumulation == 1 else ""
     passes = passes or f"{plan.accumulation} passes of {plan.samples_per_update // plan.accumulation}"
     if cfg.rl.rl_type in PREFERENCE_TYPES:
-        head = f"a step is one update of {plan.rows_per_step} rows ({passes})"
+        head = f"a step is one update of {counted(plan.rows_per_step, 'row')} ({passes})"
     else:
         head = (
-            f"a step is {plan.rows_per_step} prompts x {plan.answers_per_prompt} = {plan.samples_per_step} answers, "
-            f"{plan.updates_per_step} update(s) of {plan.samples_per_update} ({passes})"
+            f"a step is {counted(plan.rows_per_step, 'prompt')} x {plan.answers_per_prompt} = "
+            f"{counted(plan.samples_per_step, 'answer')}, "
+            f"{counted(plan.updates_per_step, 'update')} of {plan.samples_per_update} ({passes})"
         )
-    return f"{head}; {plan.steps_per_epoch} steps an epoch, {plan.steps} in all ({plan.epochs:.2g} epochs)"
+    epochs = "1 epoch" if plan.epochs == 1 else f"{plan.epochs:.2g} epochs"
+    return f"{head}; {counted(plan.steps_per_epoch, 'step')} an epoch, {plan.steps} in all ({epochs})"

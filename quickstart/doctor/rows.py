@@ -5,7 +5,7 @@ Reading and checking is the data room's (quickstart.data); this looks at what it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,11 @@ from quickstart.arguments import PREFERENCE_TYPES, RunConfig
 from quickstart.data.lengths import render, token_counts
 from quickstart.data.rows import Message
 from quickstart.doctor.finding import Finding, note, ok
+from quickstart.words import counted
 
 MEASURED_ROWS = 1000  # lengths are taken of the first so many rows
 BINS = 8
+Found = data.Prepared | data.Examples[data.Pair] | data.Examples[data.Labelled]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,40 +57,34 @@ class Lengths:
 
 def row_facts(cfg: RunConfig, tokenizer: Any) -> RowFacts:
     """Read and check the rows as a run will (converted rows are kept, so the run finds them). Raises UserError."""
+    return facts_of(read(cfg, tokenizer))
+
+
+def read(cfg: RunConfig, tokenizer: Any) -> Found:
+    """The rows in the form that the method learns from. Raises UserError."""
     if cfg.rl.rl_type not in PREFERENCE_TYPES:
-        prepared = data.prepare(cfg, tokenizer)
-        return RowFacts(
-            count=prepared.num_train,
-            evaluation=prepared.num_eval,
-            shape=prepared.shape,
-            notices=prepared.notices,
-            samples=rollout_samples(prepared.train_path),
-        )
-    if cfg.rl.rl_type == "kto":
-        labelled = data.prepare_labelled(cfg, tokenizer)
-        return examples_facts(labelled, [labelled_sample(row) for row in labelled.train[:MEASURED_ROWS]])
-    pairs = data.prepare_pairs(cfg, tokenizer)
-    return examples_facts(pairs, [pair_sample(row) for row in pairs.train[:MEASURED_ROWS]])
+        return data.prepare(cfg, tokenizer)
+    prepare: Callable[..., Found] = data.prepare_labelled if cfg.rl.rl_type == "kto" else data.prepare_pairs
+    return prepare(cfg, tokenizer)
 
 
-def examples_facts(examples: data.Examples[Any], samples: list[Sample]) -> RowFacts:
-    """The same of rows in memory."""
-    return RowFacts(
-        count=len(examples.train),
-        evaluation=len(examples.evaluation),
-        shape=examples.shape,
-        notices=examples.notices,
-        samples=samples,
-    )
+def facts_of(found: Found) -> RowFacts:
+    """What the doctor wants to know of rows that have been read."""
+    if isinstance(found, data.Prepared):
+        count, evaluation, samples = found.num_train, found.num_eval, rollout_samples(found.train_path)
+    else:
+        count, evaluation = len(found.train), len(found.evaluation)
+        samples = [sample_of(row) for row in found.train[:MEASURED_ROWS]]
+    return RowFacts(count=count, evaluation=evaluation, shape=found.shape, notices=found.notices, samples=samples)
 
 
-def pair_sample(row: data.Pair) -> Sample:
-    return Sample(prompt=row.prompt, chosen=row.chosen, rejected=row.rejected, place=f"{row.file}:{row.line}")
-
-
-def labelled_sample(row: data.Labelled) -> Sample:
+def sample_of(row: data.Pair | data.Labelled) -> Sample:
+    """A row in memory."""
+    place = f"{row.file}:{row.line}"
+    if isinstance(row, data.Pair):
+        return Sample(prompt=row.prompt, chosen=row.chosen, rejected=row.rejected, place=place)
     good, bad = (row.completion, None) if row.label else (None, row.completion)
-    return Sample(prompt=row.prompt, chosen=good, rejected=bad, place=f"{row.file}:{row.line}")
+    return Sample(prompt=row.prompt, chosen=good, rejected=bad, place=place)
 
 
 def rollout_samples(path: Path) -> list[Sample]:
@@ -128,7 +124,7 @@ def measure(samples: Sequence[Sample], tokenizer: Any) -> Lengths:
 def judge_rows(facts: RowFacts) -> list[Finding]:
     """How many, and everything that was not taken as it stands."""
     evaluation = f", {facts.evaluation} for evaluation" if facts.evaluation else ""
-    findings = [ok("data", f"{facts.count} training rows ({facts.shape}){evaluation}")]
+    findings = [ok("data", f"{counted(facts.count, 'training row')} ({facts.shape}){evaluation}")]
     return findings + [note("data", notice) for notice in facts.notices]
 
 

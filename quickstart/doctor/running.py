@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from quickstart.doctor.finding import Finding, from_fault, note, warning
-from quickstart.errors import UserError
+from quickstart.errors import UserError, permitted
 
 T = TypeVar("T")
 LABELS = {"cfg": "config"}  # of facts whose own name is no word
@@ -63,8 +63,9 @@ def run_checks(checks: Iterable[Check]) -> list[Finding]:
     findings: list[Finding] = []
     for check in checks:
         try:
-            for finding in check.look():
-                findings.append(finding)
+            with permitted():
+                for finding in check.look():
+                    findings.append(finding)
         except UserError as refused:
             findings.extend(from_fault(check.name, fault) for fault in refused.faults)
         except Blocked as blocked:

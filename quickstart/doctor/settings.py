@@ -14,10 +14,12 @@ from quickstart.doctor.finding import Finding, error, note, ok, warning
 from quickstart.doctor.parameters import ModelShape, millions
 from quickstart.doctor.plan import BatchPlan
 from quickstart.doctor.rows import Lengths, share
+from quickstart.words import counted
 
 CHECK = "settings"
 BIG = 100_000_000  # parameters; below that, models take larger steps
 FULL_RATE, LORA_RATE = 1e-5, 1e-3  # learning rates above which models of that size usually break
+SMALL_RATE = 1e-2  # the same for smaller models
 PREFERENCE_RATE = 1e-5
 TYPICAL_WEIGHT = 0.02  # standard deviation that transformers draws weights with
 BFLOAT_STEP = 2**-8  # relative distance of neighbouring bfloat16 numbers
@@ -48,7 +50,7 @@ def answer_room(known: Known) -> Iterator[Finding]:
     long = sum(length > limit for length in answers)
     most = share(answers, 0.99)
     fix = f"set data.max_response_length={most}, which 99% of them fit into"
-    found = f"{limit} tokens, and {long} of {len(answers)} chosen answers are longer"
+    found = f"{counted(limit, 'token')}, and {long} of {len(answers)} chosen answers are longer"
     if long == len(answers):
         rule = f"no answer like these could finish; the shortest has {min(answers)} tokens"
         yield error(CHECK, found, fix, field=field, rule=rule)
@@ -64,21 +66,25 @@ def warm_up(known: Known) -> Iterator[Finding]:
     climbing = int(ratio * steps)
     if climbing < 1:
         return
-    field, found = "rl.warmup_ratio", f"{ratio:g} of {steps} steps: {climbing} step(s) of climbing, the first at 0"
+    field, found = (
+        "rl.warmup_ratio",
+        f"{ratio:g} of {counted(steps, 'step')}: {counted(climbing, 'step')} of climbing, the first at 0",
+    )
     if steps <= 2 or climbing >= steps:
-        rule = f"with {steps} step(s) in all, little or nothing would change"
+        rule = f"with {counted(steps, 'step')} in all, little or nothing would change"
         yield error(CHECK, found, "write 0 for a short run", field=field, rule=rule)
     elif steps < 10:
         yield note(CHECK, found, "write 0 for a short run", field=field)
 
 
 def large_rate(known: Known) -> Iterator[Finding]:
-    """Learning rates at which large models usually break."""
+    """Learning rates at which models of that size usually break."""
     cfg, shape = known.cfg, known.shape
-    if shape is None or shape.parameters < BIG:
+    if shape is None:
         return
     usual = PREFERENCE_RATE if cfg.rl.rl_type in PREFERENCE_TYPES else FULL_RATE
     limit = LORA_RATE if cfg.model.lora_rank else usual
+    limit = limit if shape.parameters >= BIG else SMALL_RATE
     rate = cfg.rl.learning_rate
     if rate > limit:
         rule = f"large for {millions(shape.parameters)} parameters{' in LoRA' if cfg.model.lora_rank else ''}"

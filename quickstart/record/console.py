@@ -120,11 +120,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  " + "  ".join(row).rstrip() for row in cells)
 
 
-def counted(number: int, noun: str) -> str:
-    """1 step, 5 steps."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def reward_text(reward: Any) -> str:
     """Two decimals; a reward that is missing stands as a dash."""
     return "-" if reward is None else f"{float(reward):.2f}"

@@ -19,11 +19,12 @@ from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig, algo
 from quickstart.config import Choice, to_yaml
 from quickstart.outputs import OutputFolder
 from quickstart.record.capture import Capture
-from quickstart.record.console import Console, aligned, counted
+from quickstart.record.console import Console, aligned
 from quickstart.record.rollouts import write_rollouts
 from quickstart.record.run_record import now, start_facts
 from quickstart.record.state import TrainerState, plain_metrics
 from quickstart.record.tensorboard import EventFile
+from quickstart.words import counted
 from quickstart.writing import write_atomic
 
 SAMPLES = 3
@@ -98,7 +99,9 @@ class Recorder:
             self.console.line(samples_line(step, rewards))
         elif self._is_told(step):
             prompts = len({row["uid"] for row in rows})
-            self.console.line(f"Step {step}: rollout completed ({prompts} prompts -> {len(rows)} responses)")
+            self.console.line(
+                f"Step {step}: rollout completed ({counted(prompts, 'prompt')} -> {counted(len(rows), 'response')})"
+            )
             spread = statistics.pstdev(rewards)
             self.console.line(f"Step {step}: reward computed (avg {self._rewards[-1]:.2f}, std {spread:.2f})")
         if not self._last_rows:

@@ -98,6 +98,7 @@ class TrainerState:
 
 
 # The rest of transformers.TrainerState (transformers/trainer_callback.py), which loads the file with cls(**json).
+# eval_steps and save_steps are 0 for never and for the end alone. Not here: tokens and flops, which nobody counts.
 DEFAULTS: dict[str, Any] = {
     "best_global_step": None,
     "best_metric": None,
@@ -107,9 +108,7 @@ DEFAULTS: dict[str, Any] = {
     "is_local_process_zero": True,
     "is_world_process_zero": True,
     "logging_steps": 1,
-    "num_input_tokens_seen": 0,
     "save_steps": 0,
-    "total_flos": 0,
     "train_batch_size": None,
     "trial_name": None,
     "trial_params": None,

@@ -47,7 +47,7 @@ def load(reward: str) -> tuple[Callable[..., Any], Path]:
         raise _refused(f"{file} without {name}", "the file must define that name", _names_fix(module))
     function = vars(module)[name]
     if not callable(function) or inspect.isclass(function):
-        found = f"{name} in {file}, a {'class' if inspect.isclass(function) else type(function).__name__}"
+        found = f"{name} in {file}, {'a class' if inspect.isclass(function) else 'of type ' + type(function).__name__}"
         raise _refused(found, "the reward must be a function", f"def {name}{SIGNATURE}")
     _check_signature(function, name, file)
     return function, file

@@ -10,7 +10,6 @@ heavy is imported; and however the run ends, its files are complete and say how 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
 import threading
 import time
@@ -35,10 +34,11 @@ from quickstart.data.prepare import cache_folder
 from quickstart.doctor import before as doctor
 from quickstart.errors import Fault, RunError, UserError
 from quickstart.outputs import OutputFolder
-from quickstart.outputs import check as check_output
 from quickstart.record.capture import Capture
 from quickstart.record.recorder import Recorder
-from quickstart.trainers import environment, resume, startup
+from quickstart.trainers import checking, environment, resume, startup
+from quickstart.trainers.checking import Foreseen, check
+from quickstart.words import counted
 
 if TYPE_CHECKING:
     from quickstart.trainers.ppo import LocalPPOTrainer
@@ -95,42 +95,32 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
         KeyboardInterrupt: the user stopped it; what was done is kept.
     """
     started = time.monotonic()
-    environment.set_variables(cfg.training.device)  # before the first import of torch
     check_built(cfg)
-    verl_compose.check_keys(cfg.verl)
-    check_output(cfg.training.output_dir)
-    findings = doctor.environment(cfg)
-    ready = startup.prepare_run(cfg)
-    fitted = doctor.within_budget(ready.cfg, choices, tokenizer=ready.tokenizer)
-    cfg, choices = fitted.cfg, fitted.choices
-    ready = dataclasses.replace(ready, cfg=cfg)
-    findings += doctor.training(cfg, tokenizer=ready.tokenizer, reward=ready.reward)
-    point = resume.find(cfg, ready.steps)
-    if point is not None:
-        cfg = with_checkpoint(cfg, point)
-        ready = dataclasses.replace(ready, cfg=cfg)
+    run = check(cfg, choices)
+    cfg = run.cfg
     with (
-        OutputFolder.claim(cfg.training.output_dir, keep=point is not None) as outputs,
+        OutputFolder.claim(cfg.training.output_dir, keep=run.point is not None) as outputs,
         Capture(outputs.log) as capture,
     ):
-        recorder = Recorder(outputs, cfg, capture, choices=choices, argv=argv)
-        recorder.settings(choices)
+        recorder = Recorder(outputs, cfg, capture, choices=run.choices, argv=argv)
+        recorder.settings(run.choices)
         if outputs.moved_to is not None:
             recorder.phase(f"The run that was here is now in {outputs.moved_to}")
-        doctor.write(outputs.doctor, findings)
-        for notice in [*ready.notices, *doctor.notices(findings)]:
+        doctor.write(outputs.doctor, run.findings)
+        for notice in run.notices:
             recorder.phase(notice)
+        ready = run.ready
         recorder.fact(data_sha256=ready.rows.sha256, num_train=ready.rows.num_train, steps_planned=ready.steps)
         with ending(recorder), environment.memory_limit(cfg.training.device, cfg.training.memory_budget_gb):
-            run = _preference if cfg.rl.rl_type in PREFERENCE_TYPES else _ppo
-            run(ready, outputs, recorder, capture, point, started)
+            method = _preference if cfg.rl.rl_type in PREFERENCE_TYPES else _ppo
+            method(ready, outputs, recorder, capture, run.point, started)
         return RunResult(output_dir=outputs.root, steps=recorder.step, metrics=recorder.last_metrics)
 
 
-def with_checkpoint(cfg: RunConfig, point: resume.Point) -> RunConfig:
-    """The settings with the checkpoint's folder in place of `latest`."""
-    training = dataclasses.replace(cfg.training, resume_from_checkpoint=str(point.folder))
-    return dataclasses.replace(cfg, training=training)
+def foresee(cfg: RunConfig, choices: Sequence[Choice] = ()) -> Foreseen:
+    """What :func:`train` would do, and whether it would begin. Starts and downloads nothing. Raises UserError."""
+    check_built(cfg)
+    return checking.foresee(cfg, choices)
 
 
 # Settings that are foreseen and not built: what they would need, and what to write instead.
@@ -311,14 +301,10 @@ def loop_line(ready: startup.Ready, seconds: float) -> str:
     """What is about to happen, in numbers."""
     cfg = ready.cfg
     if cfg.rl.rl_type in PREFERENCE_TYPES:
-        each = count(config.samples_per_update(cfg), "answer" if cfg.rl.rl_type == "kto" else "pair")
+        each = counted(config.samples_per_update(cfg), "answer" if cfg.rl.rl_type == "kto" else "pair")
     else:
         samples = config.samples_per_step(cfg)
         updates = samples // config.samples_per_update(cfg) * cfg.rl.ppo_epochs
-        each = f"{count(cfg.rl.rollout_batch_size, 'prompt')}, {count(samples, 'response')}, {count(updates, 'update')}"
-    return f"Starting the training loop after {seconds:.1f} s: {count(ready.steps, 'step')}, each of {each}"
-
-
-def count(number: int, noun: str) -> str:
-    """1 update, 5 updates."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+        each = f"{counted(cfg.rl.rollout_batch_size, 'prompt')}, {counted(samples, 'response')}, "
+        each += counted(updates, "update")
+    return f"Starting the training loop after {seconds:.1f} s: {counted(ready.steps, 'step')}, each of {each}"

@@ -113,7 +113,7 @@ def kto_loss(
         "rewards/rejected": rewards[~labels],
         "logps/chosen": log_probs[labels],
         "logps/rejected": log_probs[~labels],
-        "kl": z,
+        "kl": z,  # cut off at 0 already, as TRL logs it
     }
     return torch.where(labels, good, bad).mean(), metrics
 

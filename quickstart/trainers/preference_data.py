@@ -21,6 +21,7 @@ from quickstart.trainers.preference_batches import (
     shuffled,
 )
 from quickstart.trainers.preference_objective import Objective, objective_of
+from quickstart.words import counted
 
 Rows = Sequence[PairRow] | Sequence[LabelledRow]
 
@@ -87,11 +88,11 @@ def notices_of(cfg: RunConfig, encoded: Encoded, objective: Objective) -> list[s
     lines = []
     if encoded.cut_answers:
         limit = cfg.data.max_response_length
-        lines.append(f"{encoded.cut_answers} answers are cut to data.max_response_length={limit} tokens")
+        lines.append(f"{counted(encoded.cut_answers, 'answer')} cut to data.max_response_length={limit} tokens")
     if cfg.rl.rl_type == "kto":
         good = sum(encoded.labels)
         lines.append(
-            f"KTO: {good} good and {len(encoded.labels) - good} bad answers, "
+            f"KTO: {good} good and {counted(len(encoded.labels) - good, 'bad answer')}, "
             f"weights {objective.desirable_weight:.3g} and {objective.undesirable_weight:.3g}"
         )
     return lines

@@ -46,9 +46,10 @@ def find(cfg: RunConfig, steps: int) -> Point | None:
     folder = there[-1] if wanted == "latest" and there else Path(wanted).expanduser().absolute()
     match = STEP_FOLDER.fullmatch(folder.name)
     if match is None or not is_complete(folder):
-        names = ", ".join(path.name for path in there) or "none"
+        names = ", ".join(path.name for path in there)
         rule = "must be a folder global_step_N that a run has written whole, or latest"
-        raise _fault(wanted, rule, f"there are: {names}")
+        fix = f"write latest, or one of these in {root / CHECKPOINTS}: {names}"
+        raise _fault(wanted, rule, fix if names else f"leave it out: no run in {root} has left one")
     if folder.parent != root / CHECKPOINTS:
         rule = "a run goes on in its own output folder"
         raise _fault(wanted, rule, f"set training.output_dir={folder.parent.parent}")

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quickstart import config, rewards
-from quickstart.arguments import CRITIC_TYPES, PREFERENCE_TYPES, RunConfig
-from quickstart.data import Prepared, prepare, prepare_labelled, prepare_pairs
+from quickstart.arguments import CRITIC_TYPES, RunConfig
+from quickstart.data import Prepared
 from quickstart.doctor.hub import model_folder
 from quickstart.doctor.model import check_model_folder, read_config
+from quickstart.doctor.rows import RowFacts, facts_of, read
 from quickstart.doctor.tokens import chat_template, load_tokenizer
 from quickstart.errors import Fault, UserError
 from quickstart.outputs import OutputFolder
 from quickstart.rewards.builtin import check_sources
+from quickstart.words import counted
 
 if TYPE_CHECKING:
     from quickstart.trainers.preference_data import PreferenceData
@@ -51,7 +53,7 @@ class Rows:
     """The rows of a run, in the form that its method learns from: one of `prepared` and `preference`."""
 
     num_train: int
-    shape: str  # how the training file was understood
+    facts: RowFacts  # what the doctor looks at
     sha256: str
     notices: list[str]
     prepared: Prepared | None = None  # files for rollouts
@@ -74,7 +76,8 @@ class Ready:
         """What was understood, repaired or left out while reading."""
         files = self.cfg.data.train_file
         name = files if isinstance(files, str) else ", ".join(files)
-        return [f"Read {self.rows.num_train} rows from {name} ({self.rows.shape})", *self.rows.notices]
+        read = counted(self.rows.num_train, "answer" if self.cfg.rl.rl_type == "kto" else "row")
+        return [f"Read {read} from {name} ({self.rows.facts.shape})", *self.rows.notices]
 
     def guard_terminal(self, factory: Any) -> None:
         """From now on the user's reward runs inside this context."""
@@ -103,35 +106,26 @@ def prepare_run(cfg: RunConfig) -> Ready:
     terminal = _Terminal()
     reward = rewards.build(cfg, terminal)
     tokenizer = load_tokenizer(cfg)
-    rows = _preference_rows(cfg, tokenizer) if cfg.rl.rl_type in PREFERENCE_TYPES else _rollout_rows(cfg, tokenizer)
+    rows = _rows(cfg, tokenizer)
     steps = config.check_steps(cfg, rows.num_train)
     return Ready(cfg=cfg, tokenizer=tokenizer, rows=rows, reward=reward, steps=steps, terminal=terminal)
 
 
-def _rollout_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
-    found = prepare(cfg, tokenizer)
-    if cfg.rl.reward == "verl":
-        check_sources(found.data_sources)
-    return Rows(
-        num_train=found.num_train, shape=found.shape, sha256=found.sha256, notices=found.notices, prepared=found
-    )
-
-
-def _preference_rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+def _rows(cfg: RunConfig, tokenizer: Any) -> Rows:
+    found = read(cfg, tokenizer)
+    facts = facts_of(found)
+    if isinstance(found, Prepared):
+        if cfg.rl.reward == "verl":
+            check_sources(found.data_sources)
+        return Rows(num_train=found.num_train, facts=facts, sha256=found.sha256, notices=found.notices, prepared=found)
     from quickstart.trainers.preference_data import encode
 
-    found: Any = prepare_labelled(cfg, tokenizer) if cfg.rl.rl_type == "kto" else prepare_pairs(cfg, tokenizer)
     settings, _ = read_config(Path(cfg.model.model_name_or_path), "model.model_name_or_path")
     assert settings is not None, "with_local_models has looked at it"
     positions = settings.get("max_position_embeddings", NO_LIMIT)
     data = encode(cfg, tokenizer, found.train, found.evaluation, positions)
-    return Rows(
-        num_train=len(data.train),
-        shape=found.shape,
-        sha256=found.sha256,
-        notices=[*found.notices, *data.notices],
-        preference=data,
-    )
+    notices = [*found.notices, *data.notices]
+    return Rows(num_train=len(data.train), facts=facts, sha256=found.sha256, notices=notices, preference=data)
 
 
 def _is_loaded(cfg: RunConfig, name: str) -> bool:
@@ -141,20 +135,24 @@ def _is_loaded(cfg: RunConfig, name: str) -> bool:
     return cfg.rl.reward == "model" if name.startswith("reward") else True
 
 
+def models_of(cfg: RunConfig) -> list[tuple[str, str]]:
+    """(setting, name) of the models that this run loads."""
+    named = ((name, vars(cfg.model)[name]) for name in MODEL_FIELDS)
+    return [(f"model.{name}", wanted) for name, wanted in named if wanted is not None and _is_loaded(cfg, name)]
+
+
 def with_local_models(cfg: RunConfig) -> RunConfig:
     """Every model name as a checked local folder. Raises UserError with the faults of all of them."""
     found: dict[str, Any] = {}
     faults: list[Fault] = []
-    for name in MODEL_FIELDS:
-        wanted = vars(cfg.model)[name]
-        if wanted is None or not _is_loaded(cfg, name):
-            continue
+    for setting, wanted in models_of(cfg):
         try:
-            folder = model_folder(wanted, f"model.{name}")
+            folder = model_folder(wanted, setting)
         except UserError as error:  # gathered: all models are looked at
             faults.extend(error.faults)
             continue
-        faults.extend([] if name.startswith("tokenizer") else check_model_folder(folder, f"model.{name}"))
+        name = setting.removeprefix("model.")
+        faults.extend([] if name.startswith("tokenizer") else check_model_folder(folder, setting))
         found[name] = str(folder)
     if faults:
         raise UserError(faults)
