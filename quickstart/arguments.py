@@ -273,8 +273,7 @@ class RLArguments:
     top_k: int = option(-1, "sample from the k likeliest tokens; -1: all", at_least=-1, used_by=ROLLOUT_TYPES)
     rollout_engine: Literal["auto", "hf", "vllm"] = option(
         "auto",
-        "hf: transformers, starts in seconds, CPU or GPU; vllm: in the same process, GPU only, starts in a minute, "
-        "pays in runs of many steps with sliding-window layers, where hf has no graphs",
+        "hf: transformers, starts in seconds, CPU or GPU; vllm: in the same process, GPU only, starts in a minute",
         used_by=ROLLOUT_TYPES,
     )
     recompute_old_log_probs: bool = option(

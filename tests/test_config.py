@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import glob
-import json
 import math
 import os
 import re
@@ -22,7 +21,6 @@ from quickstart.arguments import GROUP_TYPES, PREFERENCE_TYPES, RL_TYPES, ModelA
 from quickstart.config import build, casting, names, paths, profile, rules
 from quickstart.config.overrides import parse_override, parse_overrides
 from quickstart.config.profile import Gpu, Probe
-from quickstart.config.resolve import engine_for, slides
 from quickstart.errors import Fault, UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -866,49 +864,12 @@ class TestResolve:
         assert fault.field.startswith(setting.partition("=")[0])
         assert "rl.rollout_engine=hf" in fault.fix
 
-    @pytest.mark.parametrize(
-        ("steps", "sliding", "engine"),
-        [(30, True, "vllm"), (29, True, "hf"), (None, True, "hf"), (10_000, False, "hf")],
-    )
-    def test_auto_takes_vllm_where_its_start_is_won_back(self, steps, sliding, engine):
-        assert engine_for(steps, sliding=sliding)[0] == engine
-
-    @pytest.mark.parametrize(
-        ("probe", "settings", "engine"),
-        [
-            ("vllm", ["training.max_steps=50"], "vllm"),
-            ("vllm", [], "hf"),
-            ("gpu", ["training.max_steps=50"], "hf"),
-            ("cpu", ["training.max_steps=50"], "hf"),
-            ("vllm", ["training.max_steps=50", "rl.temperature=3"], "hf"),
-            ("vllm", ["training.max_steps=50", "training.memory_budget_gb=20"], "hf"),
-            ("vllm", ["training.max_steps=50", "rl.rl_type=dpo"], "hf"),
-        ],
-    )
-    def test_the_engine_of_a_model_with_sliding_windows(self, here, probe, settings, engine):
-        kinds = ["sliding_attention", "full_attention"]
-        (here / "tiny" / "config.json").write_text(json.dumps({"layer_types": kinds}))
-        probe = {"vllm": WITH_VLLM, "gpu": Probe(gpus=(H200,)), "cpu": CPU}[probe]
-        resolved = config.resolve(load(here, "", *settings), probe)
-        assert resolved.cfg.rl.rollout_engine == engine
-        why = [choice.why for choice in resolved.choices if choice.field == "rl.rollout_engine"]
-        assert all("50 steps" in words for words in why) == (engine == "vllm" or not why)
-
-    @pytest.mark.parametrize(
-        ("text", "found"),
-        [
-            ('{"layer_types": ["full_attention"]}', False),
-            ('{"layer_types": ["full_attention", "sliding_attention"]}', True),
-            ('{"layer_types": null}', False),
-            ("{}", False),
-            ("[]", False),
-            ("no json", False),
-        ],
-    )
-    def test_sliding_windows_are_read_from_the_models_folder(self, tmp_path, text, found):
-        assert not slides(str(tmp_path))
-        (tmp_path / "config.json").write_text(text)
-        assert slides(str(tmp_path)) is found
+    @pytest.mark.parametrize("probe", [WITH_VLLM, Probe(gpus=(H200,)), CPU])
+    def test_hf_is_chosen_however_long_the_run(self, here, probe):
+        """As measured; see choose_engine."""
+        for steps in (1, 10_000):
+            cfg = config.resolve(load(here, "", f"training.max_steps={steps}"), probe).cfg
+            assert cfg.rl.rollout_engine == "hf"
 
     def test_offload_on_a_cpu_is_mentioned(self, here):
         cfg = config.resolve(load(here, "", "rl.actor_offload=cpu"), CPU).cfg
