@@ -203,15 +203,24 @@ def test_samples_before_and_after(build: Build) -> None:
     assert [trainer.memory.rollouts[step][0]["step"] for step in (1, 4)] == [0, 3]  # updates before them
 
 
-def test_the_head_of_a_gpu_trains_and_answers_as_the_whole_model_does(build: Build) -> None:
-    """On a GPU log-probs come from the fused head; samples are generated with the same model."""
-    fused = {"actor_rollout_ref.model.use_fused_kernels": True}
-    plain, other = build(steps=3), build(steps=3, settings={"verl": fused})
-    for trainer in (plain, other):
-        trainer.fit()
+@pytest.mark.parametrize("kind", ["dpo", "kto", "orpo"])
+def test_what_a_gpu_run_replaces_changes_no_number(build: Build, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused head, lean layers and a graphed body, through training, reference, and samples of the same model."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    from quickstart.plugin import graphed_body, shims
+
+    plain = build(kind, steps=3)
+    plain.fit()
+    arena = graphed_body.Arena()
+    monkeypatch.setattr(graphed_body, "CAPTURE_AFTER", 1)
+    monkeypatch.setattr(transformer_impl, "apply_fsdp2", shims.leave_whole(arena))
+    other = build(kind, steps=3, settings={"verl": {"actor_rollout_ref.model.use_fused_kernels": True}})
+    other.fit()
+    assert arena._flat, "no pass was captured: the test shows nothing"
     for mine, theirs in zip(other.memory.updates, plain.memory.updates, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        for name in ("loss", "rewards/margins", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
     for step in (1, 4):
         texts = [[row["response"] for row in trainer.memory.rollouts[step]] for trainer in (plain, other)]
         assert texts[0] == texts[1]
