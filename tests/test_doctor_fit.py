@@ -239,7 +239,7 @@ def test_a_model_that_is_not_here_is_planned_later(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_a_run_under_a_budget_learns_the_same(command_line, tmp_path: Path) -> None:
-    job = [*BASE, "training.max_steps=2"]
+    job = [*BASE, "training.num_threads=2", "training.max_steps=2"]
     plain = command_line.run(job, tmp_path / "plain")
     tight = command_line.run([*job, "training.memory_budget_gb=0.95"], tmp_path / "tight")
     assert "memory budget: less at a time" in tight.stdout

@@ -37,16 +37,16 @@ class TestHiddenPackages:
 
 @pytest.mark.slow
 def test_a_reward_may_use_what_nothing_else_imports(tiny_job, tmp_path):
-    """In the self-test and in training. The packages are empty ones: a library that imported one would fail."""
+    """In the self-test, where it once could not. The packages are empty ones: a library that imported one would fail."""
     names = ("sklearn", "timm", "wandb")
     for name in names:
         (tmp_path / f"{name}.py").write_text("SHARE = 0.1\n")
     lines = [f"    import {name}; total += {name}.SHARE" for name in names]
     reward = ["def score(data_source, solution_str, ground_truth, extra_info=None, **more):", "    total = 0.0", *lines]
     (tmp_path / "reward.py").write_text("\n".join([*reward, "    return total + len(solution_str) % 5 / 10\n"]))
-    more = [f"rl.reward=function:{tmp_path / 'reward.py'}:score", "training.max_steps=1"]
+    more = [f"rl.reward=function:{tmp_path / 'reward.py'}:score", "--dry-run"]
     paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(warm.REPOSITORY)])}
     command = [sys.executable, "-m", "quickstart.run", *tiny_job, *more]
     run = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "Training completed: 1 step" in run.stdout
+    assert "rl_type: ppo" in run.stdout

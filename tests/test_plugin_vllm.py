@@ -339,10 +339,6 @@ class TestCommandLine:
         self.said(done, "the run was stopped", "vllm does not import", "undefined symbol", "rl.rollout_engine=hf")
         assert "vllm does not import" in json.loads((tmp_path / "outputs" / "run.json").read_text())["exit_reason"]
 
-    def test_does_not_start(self, run):
-        done = run([FAKE], FAKE_VLLM_REFUSES="1")
-        self.said(done, "vllm does not start", "no such architecture", "rl.rollout_engine=hf")
-
     def test_trains(self, run, tmp_path):
         done = run([FAKE])
         assert done.returncode == 0, done.stdout + done.stderr
