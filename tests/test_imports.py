@@ -37,7 +37,7 @@ class TestHiddenPackages:
 
 @pytest.mark.slow
 def test_a_reward_may_use_what_nothing_else_imports(tiny_job, tmp_path):
-    """In the self-test, where it once could not. The packages are empty ones: a library that imported one would fail."""
+    """In the self-test, where it once could not. The packages are empty: a library that imported one would fail."""
     names = ("sklearn", "timm", "wandb")
     for name in names:
         (tmp_path / f"{name}.py").write_text("SHARE = 0.1\n")
