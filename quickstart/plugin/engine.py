@@ -133,6 +133,11 @@ def unique_prompts(prompts: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]
     return list(index), rows
 
 
+def seed_of(*numbers: int) -> int:
+    """A seed for draws that belong to these numbers and to no others."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
+
+
 class Generator:
     """Generates with one model. The model is used as it is: in evaluation mode, on its device, in its type.
 
@@ -163,8 +168,7 @@ class Generator:
 
     def begin(self, *numbers: int) -> None:
         """From here on the draws follow from the seed and these numbers, whatever was drawn before."""
-        digest = hashlib.sha256(repr((self._seed, *numbers)).encode()).digest()
-        self._random.manual_seed(int.from_bytes(digest[:7], "big"))
+        self._random.manual_seed(seed_of(self._seed, *numbers))
 
     @torch.inference_mode()
     def generate(

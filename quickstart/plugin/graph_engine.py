@@ -16,51 +16,15 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from quickstart.plugin.engine import Completion, Generator, Sampling, _Settings, left_pad, sample_tokens, unique_prompts
-from quickstart.plugin.lean_decode import DecodeCache
+from quickstart.plugin.lean_decode import DecodeCache, grouped_attention
 
 ATTENTION = "quickstart_grouped"
 # How many steps are replayed between two looks at whether every row has ended (a look waits for the device).
 LOOK_EVERY = 16
 CACHE_STEP = 64  # cache lengths are rounded up to this, so that batches of like size share a graph
-
-
-def grouped_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """sdpa that never copies keys and values for grouped-query attention while decoding.
-
-    transformers repeats K and V for each query head once a mask is given (sdpa_attention.py, use_gqa_in_sdpa): 7 times
-    the cache's traffic for Qwen2-0.5B. With one query a row, the query heads of a group can stand where query
-    positions stand: they attend to the same keys under the same mask.
-
-    Args:
-        query: (rows, heads, queries, head size); key, value: (rows, kv heads, length, head size).
-        attention_mask: (rows, 1, queries, length), True where attended, or 0 there and -inf elsewhere.
-
-    Returns:
-        (rows, queries, heads, head size) and None, as transformers' attention functions.
-    """
-    rows, heads, queries, size = query.shape
-    if queries > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    kv_heads = key.shape[1]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query.view(rows, kv_heads, heads // kv_heads, size),
-        key,
-        value,
-        attn_mask=attention_mask,
-        scale=kwargs.get("scaling"),
-    )
-    return out.reshape(rows, 1, heads, size), None
 
 
 AttentionInterface.register(ATTENTION, grouped_attention)

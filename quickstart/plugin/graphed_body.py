@@ -121,7 +121,7 @@ class GraphedBody:
         key = (torch.is_grad_enabled(), rows, -(-length // LENGTH_STEP) * LENGTH_STEP, *_autocast(input_ids.device))
         self._seen[key] += 1
         # once another body has graphs, eager passes of this one would want as much memory again beside theirs
-        enough = CAPTURE_AFTER if self._arena.pool is None else min(CAPTURE_AFTER, 1)
+        enough = CAPTURE_AFTER if self._arena.pool is None else 1
         if self._seen[key] <= enough or (key not in self._passes and len(self._passes) >= MOST_GRAPHS):
             return self._eager(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
         hidden = self._body.get_input_embeddings()(torch.nn.functional.pad(input_ids, (0, key[2] - length)))

@@ -52,9 +52,14 @@ def lean_mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(SiluTimes.apply(self.gate_proj(x), self.up_proj(x)))
 
 
+def is_known(model: nn.Module) -> bool:
+    """Whether the model is of one of these families."""
+    return getattr(getattr(model, "config", None), "model_type", None) in FAMILIES
+
+
 def make_lean(model: nn.Module) -> int:
     """Replace the forward of the model's norms and MLPs. Returns how many were replaced; 0 for other families."""
-    if getattr(getattr(model, "config", None), "model_type", None) not in FAMILIES:
+    if not is_known(model):
         return 0
     return sum(_replaced(module) for module in model.modules())
 

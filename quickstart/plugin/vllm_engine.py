@@ -9,7 +9,6 @@ Written for vLLM 0.24; the lines that each call rests on are named where it is m
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from quickstart.errors import Fault, RunError
-from quickstart.plugin.engine import Completion, Sampling
+from quickstart.plugin.engine import Completion, Sampling, seed_of
 
 FIELD = "rl.rollout_engine"
 INSTEAD = (
@@ -245,7 +244,7 @@ class VllmGenerator:
     def _request(self, sampling: Sampling) -> Any:
         """vLLM's settings of one request. Its seed is its own, so that the draws do not depend on what shares a step
         with it, and equal prompts get different answers."""
-        digest = hashlib.sha256(repr((self._seed, *self._numbers, self._drawn)).encode()).digest()
+        seed = seed_of(self._seed, *self._numbers, self._drawn)
         self._drawn += 1
         return self._params(
             temperature=sampling.temperature,
@@ -253,7 +252,7 @@ class VllmGenerator:
             top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=self._stop,
-            seed=int.from_bytes(digest[:7], "big"),
+            seed=seed,
             logprobs=0,  # that of the drawn token, and none beside it
             detokenize=False,
         )

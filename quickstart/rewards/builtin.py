@@ -5,7 +5,8 @@ Not here: the scorers. They compare text with a ground truth in a form of their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -71,10 +72,16 @@ def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     """verl's score of one answer: most scorers give 1.0 or 0.0. Raises RunError for an unknown data_source."""
-    with without_packages(*UNUSED_PACKAGES):
-        from verl.utils.reward_score import default_compute_score
-
     if not is_known(data_source):
         info = extra_info or {}
         raise RunError(unknown_source(data_source, f"{info.get('file', '?')}:{info.get('line', '?')}"))
-    return default_compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)
+    return scorer()(data_source, solution_str, ground_truth, extra_info, **kwargs)
+
+
+@functools.cache
+def scorer() -> Callable[..., Any]:
+    """verl's, imported with the first answer: what is hidden meanwhile must not be hidden again for each one."""
+    with without_packages(*UNUSED_PACKAGES):
+        from verl.utils.reward_score import default_compute_score
+
+    return default_compute_score
