@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,6 +123,21 @@ class TestDraws:
         first, more, again = self.drawn(engine, 1, 0), self.drawn(engine, 2, 0), self.drawn(engine, 1, 0)
         assert first == again != more
         assert self.drawn(make(tiny_tied), 1, 0) == first != self.drawn(make(tiny_tied, seed=4), 1, 0)
+
+    def test_leave_the_generators_of_the_process_as_they_were(self, vllm, tiny_tied):
+        def numbers():
+            return random.random(), np.random.random(), torch.rand(()).item()
+
+        def seeded(work):
+            random.seed(0)
+            np.random.seed(0)
+            torch.manual_seed(0)
+            return work()
+
+        engine = make(tiny_tied)
+        expected = seeded(numbers)
+        seeded(lambda: self.drawn(engine, 1, 0))
+        assert numbers() == expected
 
     def test_go_on_within_a_step(self, vllm, tiny_tied):
         engine = make(tiny_tied)

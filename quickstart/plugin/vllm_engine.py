@@ -10,9 +10,12 @@ Written for vLLM 0.24; the lines that each call rests on are named where it is m
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from quickstart.errors import Fault, RunError
@@ -52,6 +55,22 @@ def broken(what: str, error: BaseException) -> RunError:
     words = " ".join(str(error).split())
     cause = words if len(words) <= 300 else f"{words[:300]} ..."
     return RunError(Fault(field=FIELD, found="vllm", rule=f"{what} here: {type(error).__name__}: {cause}", fix=INSTEAD))
+
+
+@contextmanager
+def draws_from(seed: int) -> Iterator[None]:
+    """vLLM's requests without a seed draw from the process's generators (v1/sample/ops/topk_topp_sampler.py,
+    random_sample): seeded inside the block, and left as if nothing had been drawn."""
+    kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])
 
 
 def cache_bytes(config: Any, rows: int, tokens: int, element: int) -> int:
@@ -231,28 +250,26 @@ class VllmGenerator:
         """
         assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt: there is nothing to attend to"
         assert not self._asleep, "resume comes before the rollout"
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-            [self._request(one) for one in sampling],
-            use_tqdm=False,
-        )
+        with draws_from(seed_of(self._seed, *self._numbers, self._drawn)):
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+                [self._request(one) for one in sampling],
+                use_tqdm=False,
+            )
+        self._drawn += len(outputs)
         answers = [answer_of(output.outputs[0]) for output in outputs]
         if on_tokens is not None:
             on_tokens(sum(len(answer.token_ids) for answer in answers))
         return answers
 
     def _request(self, sampling: Sampling) -> Any:
-        """vLLM's settings of one request. Its seed is its own, so that the draws do not depend on what shares a step
-        with it, and equal prompts get different answers."""
-        seed = seed_of(self._seed, *self._numbers, self._drawn)
-        self._drawn += 1
+        """vLLM's settings of one request. Without a seed of its own, with which vLLM would draw row by row."""
         return self._params(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=self._stop,
-            seed=seed,
             logprobs=0,  # that of the drawn token, and none beside it
             detokenize=False,
         )

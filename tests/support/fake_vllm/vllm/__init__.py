@@ -1,6 +1,6 @@
 """In vllm's place on a machine without a GPU: the calls that our engine makes, with vllm 0.24's names and refusals.
 
-No model: tokens follow from a request's seed, or from its prompt where it is greedy. What is held is the order of calls
+No model: tokens follow from torch's generator, or from the prompt where it is greedy. What is held is the order of calls
 (asleep, awake, weights), the names of weights, and the settings of requests. Log-probs are -token / 100 for the token
 that was drawn, beside one of -9 for another.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+
+import torch
 
 __version__ = "0.24.0"
 
@@ -36,7 +38,6 @@ class SamplingParams:
     top_k: int
     max_tokens: int
     stop_token_ids: list[int]
-    seed: int
     logprobs: int
     detokenize: bool
 
@@ -120,7 +121,7 @@ class LLM:
 
 
 def answer(prompt: list[int], params: SamplingParams) -> Any:
-    draw = random.Random(repr(prompt) if params.temperature == 0 else params.seed)
+    draw = random.Random(repr(prompt) if params.temperature == 0 else int(torch.randint(1 << 40, ())))
     tokens: list[int] = []
     reason = "length"
     while len(tokens) < params.max_tokens and reason == "length":
