@@ -1,12 +1,17 @@
-"""Ours beside stock verl on one GPU: the same work, one run of the script, one table.
+"""Ours beside stock verl and TRL on one GPU: the same work, one run of the script, one table.
 
-    python scripts/bench_gpu.py --out /tmp/bench                      # ours: ppo, grpo, dpo, kto
-    python scripts/bench_gpu.py --out /tmp/bench --stock              # stock verl's PPO with vLLM first (5 minutes)
+    python scripts/bench_gpu.py --out /tmp/bench                       # ours: ppo, grpo, dpo, kto
+    python scripts/bench_gpu.py --out /tmp/bench --stock               # stock verl's PPO first (5 minutes)
+    python scripts/bench_gpu.py --out /tmp/bench --trl /tmp/site       # TRL's dpo and grpo after ours
+    python scripts/bench_gpu.py --out /tmp/bench --variant 12gb training.memory_budget_gb=12 \\
+        --variant vllm rl.rollout_engine=vllm                          # ours ppo once more with these settings
+    python scripts/bench_gpu.py --out /tmp/bench --only= --cost 100x128 400x128 100x512   # prompts x new tokens
 
-Work: a model of Qwen2-0.5B's shape with random weights, 100 prompts, 128 new tokens, updates of 20 samples, bf16
-compute with float32 master weights, a rule as reward. Random weights tell nothing about learning; time and memory are
-those of trained ones. Times are wall-clock from the start of each command; "later step" is the median of the steps
-after the first; memory is the peak that nvidia-smi shows. Not here: learning, which tests and README show on the CPU.
+Work: a model of Qwen2-0.5B's shape with random weights, 100 prompts, 128 new tokens, updates of 20 samples (dpo, kto:
+of 100), bf16 compute with float32 master weights, a rule as reward. Random weights tell nothing about learning; time
+and memory are those of trained ones. Times are wall-clock from the start of each command; "later step" is the median
+of the steps after the first; memory is the peak that nvidia-smi shows. Not here: learning, which tests and README
+show on the CPU.
 """
 
 from __future__ import annotations
@@ -25,12 +30,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROMPTS, NEW_TOKENS, UPDATE = 100, 128, 20
+import bench_gpu_work as work_of
+from bench_gpu_work import Work, make_inputs
+
 METHODS = ("ppo", "grpo", "dpo", "kto")
-REWARD = """def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return min(1.0, sum(character.isdigit() for character in solution_str) / 8)
-"""
+TRL_METHODS = ("dpo", "grpo")
 PHASES = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights")
+LOSSES = ("actor_loss", "critic_loss", "loss", "actor/grad_norm")  # of the first step, to be compared between runs
 
 
 @dataclass(kw_only=True)
@@ -43,6 +49,8 @@ class Measured:
     phases: dict[str, float] = field(default_factory=dict)  # median seconds in later steps
     peak_mib: int = 0
     total: float = 0.0
+    losses: dict[str, float] = field(default_factory=dict)  # of the first step
+    answer_tokens: int | None = None  # generated in a step, where that is known
     exit_code: int | None = None
 
     def row(self) -> str:
@@ -51,128 +59,6 @@ class Measured:
         first = "-" if self.first_update is None else f"{self.first_update:.1f}"
         parts = " ".join(f"{name} {seconds:.2f}" for name, seconds in self.phases.items())
         return f"| {self.name} | {first} | {later} | {self.peak_mib / 1024:.1f} | {self.total:.0f} | {parts} |"
-
-
-def make_inputs(folder: Path) -> None:
-    """Model, rows and reward under `folder`; nothing where they are already."""
-    import random
-
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    if (folder / "rows.jsonl").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    dice = random.Random(0)
-    torch.manual_seed(0)
-    sums = [(dice.randint(0, 20), dice.randint(1, 20)) for _ in range(PROMPTS)]  # a pair must not be equal
-    question = "Say {} plus {}, and explain how the digits add up in a short paragraph. Task number {}."
-    rows = [
-        {"prompt": question.format(a, b, i), "chosen": f"{a + b} " * 40, "rejected": f"{a - b} " * 40}
-        for i, (a, b) in enumerate(sums)
-    ]
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
-    bpe.train_from_iterator([json.dumps(row) for row in rows], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=special[2], pad_token=special[0])
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer.save_pretrained(folder / "model")
-    shape = Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
-    )
-    Qwen2ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder / "model")
-    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
-    write_parquet(folder / "train.parquet", rows)
-    text = "\n".join(json.dumps(row) for row in rows)
-    (folder / "rows.jsonl").write_text(text + "\n", encoding="utf-8")
-
-
-def write_parquet(path: Path, rows: list[dict[str, str]]) -> None:
-    """The rows in verl's own format, for the stock trainer."""
-    from datasets import Dataset
-
-    Dataset.from_list(
-        [
-            {
-                "data_source": "bench",
-                "prompt": [{"role": "user", "content": row["prompt"]}],
-                "ability": "chat",
-                "reward_model": {"style": "rule", "ground_truth": row["chosen"]},
-                "extra_info": {"index": index},
-            }
-            for index, row in enumerate(rows)
-        ]
-    ).to_parquet(path)
-
-
-def our_command(folder: Path, method: str, steps: int, output: Path, extra: list[str]) -> list[str]:
-    """`python -m quickstart.run` with the work of this benchmark."""
-    batch = {"ppo": (PROMPTS, 1), "grpo": (PROMPTS // 4, 4)}.get(method)
-    rollout = [f"rl.rollout_batch_size={batch[0]}", f"rl.num_generations={batch[1]}"] if batch else []
-    return [
-        *(sys.executable, "-m", "quickstart.run", "profile=gpu"),
-        f"model.model_name_or_path={folder / 'model'}",
-        f"data.train_file={folder / 'rows.jsonl'}",
-        *("data.max_prompt_length=256", f"data.max_response_length={NEW_TOKENS}", "data.overlong=truncate"),
-        *(f"rl.rl_type={method}", f"rl.reward=function:{folder / 'reward.py'}:compute_score", *rollout),
-        *(f"rl.per_device_train_batch_size={UPDATE}", f"rl.gradient_accumulation_steps={1 if batch else 5}"),
-        *(f"training.max_steps={steps}", "training.save_steps=never", f"training.output_dir={output}", *extra),
-    ]
-
-
-def stock_command(folder: Path, steps: int) -> list[str]:
-    """verl's own main_ppo with its vLLM rollout, and what it needs to run on one device without flash-attn."""
-    actor = "actor_rollout_ref"
-    sdpa = "override_config.attn_implementation=sdpa"
-    micro = UPDATE
-    return [
-        *(sys.executable, "-m", "verl.trainer.main_ppo"),
-        *(f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/train.parquet"),
-        *(f"data.train_batch_size={PROMPTS}", "data.max_prompt_length=256", f"data.max_response_length={NEW_TOKENS}"),
-        "data.dataloader_num_workers=0",
-        *(f"{actor}.model.path={folder}/model", f"{actor}.model.use_remove_padding=False", f"+{actor}.model.{sdpa}"),
-        *(f"critic.model.path={folder}/model", "critic.model.use_remove_padding=False", f"+critic.model.{sdpa}"),
-        *(f"{actor}.actor.ppo_mini_batch_size={UPDATE}", f"{actor}.actor.ppo_micro_batch_size_per_gpu={micro}"),
-        *(f"critic.ppo_micro_batch_size_per_gpu={micro}", f"{actor}.rollout.log_prob_micro_batch_size_per_gpu={micro}"),
-        *(f"{actor}.ref.log_prob_micro_batch_size_per_gpu={micro}", f"{actor}.rollout.name=vllm"),
-        *(f"{actor}.rollout.tensor_model_parallel_size=1", f"{actor}.rollout.gpu_memory_utilization=0.3"),
-        *("algorithm.use_kl_in_reward=True", "algorithm.adv_estimator=gae"),
-        f"reward.custom_reward_function.path={folder}/reward.py",
-        *("trainer.n_gpus_per_node=1", "trainer.nnodes=1", f"trainer.total_training_steps={steps}"),
-        *("trainer.total_epochs=10", "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1"),
-        *("+ray_kwargs.ray_init.include_dashboard=False", 'trainer.logger=["console"]'),
-    ]
-
-
-def value_head_file(folder: Path) -> Path:
-    """A module that lets stock verl's critic load without flash-attn (verl/utils/model.py:649 asks for it)."""
-    path = folder / "bench_value_head.py"
-    path.write_text(
-        "import verl.utils.model as model\n"
-        "from quickstart.plugin.shims import load_value_head_model\n"
-        "model.load_valuehead_model = load_value_head_model\n",
-        encoding="utf-8",
-    )
-    return path
 
 
 def measure(
@@ -215,16 +101,36 @@ def history(output: Path) -> list[dict[str, float]]:
     return json.loads(state.read_text(encoding="utf-8"))["log_history"] if state.exists() else []
 
 
-def ours(folder: Path, method: str, steps: int, logs: Path, extra: list[str], name: str | None = None) -> Measured:
+def ours(folder: Path, method: str, work: Work, logs: Path, extra: list[str], name: str | None = None) -> Measured:
     """One run of ours, measured."""
     name = name or method
     output = folder / f"out_{name}"
     shutil.rmtree(output, ignore_errors=True)  # the records of an earlier call would pass for the first update
-    command = our_command(folder, method, steps, output, extra)
+    command = work_of.our_command(folder, method, work, output, extra)
     result = measure(f"ours {name}", command, logs / f"{name}.log", lambda: len(history(output)), {}, 300)
     records = history(output)
     result.steps = [r["timing_s/step"] for r in records if "timing_s/step" in r]
     result.phases = _phases([{k.removeprefix("timing_s/"): v for k, v in r.items()} for r in records[1:]])
+    result.losses = {k: v for k, v in records[0].items() if k in LOSSES} if records else {}
+    if records and "response_length/mean" in records[-1]:
+        result.answer_tokens = round(records[-1]["response_length/mean"] * work.prompts)
+    return result
+
+
+def trl(folder: Path, method: str, steps: int, logs: Path, packages: str) -> Measured:
+    """One run of TRL's, measured from the lines that it prints."""
+    log = logs / f"trl_{method}.log"
+
+    def lines() -> list[list[str]]:
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        return [line.split() for line in text.splitlines() if line.startswith("STEP ")]
+
+    environment = {"PYTHONPATH": packages, "PYTHONUNBUFFERED": "1"}
+    command = work_of.trl_command(folder, method, steps)
+    result = measure(f"TRL {method}", command, log, lambda: len(lines()), environment, 300)
+    later = [float(words[2]) for words in lines()[1:]]
+    # a step's seconds are those since the step before; that of the first is in the time to the first update
+    result.steps = [result.first_update or 0.0, *later] if later else []
     return result
 
 
@@ -233,7 +139,7 @@ def stock(folder: Path, steps: int, logs: Path) -> Measured:
     log = logs / "stock.log"
     environment = {
         "PYTHONPATH": os.pathsep.join([str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")]),
-        "VERL_USE_EXTERNAL_MODULES": value_head_file(folder).stem,
+        "VERL_USE_EXTERNAL_MODULES": work_of.value_head_file(folder).stem,
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -242,7 +148,9 @@ def stock(folder: Path, steps: int, logs: Path) -> Measured:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         return [line for line in text.splitlines() if re.search(r"step:\d+ - .*timing_s/step:", line)]
 
-    result = measure("stock verl ppo", stock_command(folder, steps), log, lambda: len(lines()), environment, 420)
+    result = measure(
+        "stock verl ppo", work_of.stock_command(folder, steps), log, lambda: len(lines()), environment, 420
+    )
     records = [dict(re.findall(r"timing_s/(\w+):([\d.]+)", line)) for line in lines()]
     result.steps = [float(record["step"]) for record in records]
     result.phases = _phases([{k: float(v) for k, v in record.items()} for record in records[1:]])
@@ -254,27 +162,69 @@ def _phases(records: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(record[name] for record in records) for name in names}
 
 
-def main() -> int:
-    """Measure what was asked for and print the table."""
+def cost_table(results: list[tuple[Work, Measured]]) -> list[str]:
+    """Prompts x new tokens against the time of a token."""
+    lines = ["| prompts x new tokens | later step s | ms per 1,000 answer tokens | peak GB |", "|---|---|---|---|"]
+    for work, result in results:
+        step = statistics.median(result.steps[1:]) if len(result.steps) > 1 else None
+        each = f"{step / result.answer_tokens * 1e6:.0f}" if step and result.answer_tokens else "-"
+        seconds = "-" if step is None else f"{step:.2f}"
+        lines.append(f"| {work.prompts} x {work.new_tokens} | {seconds} | {each} | {result.peak_mib / 1024:.1f} |")
+    return lines
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """ "400x128" -> (400, 128)."""
+    prompts, _, new_tokens = text.partition("x")
+    return int(prompts), int(new_tokens)
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for model, rows and runs (2 GB)")
     parser.add_argument("--logs", type=Path, help="folder for logs and table.json; default: --out")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", default=",".join(METHODS), help="methods of ours, with commas")
     parser.add_argument("--stock", action="store_true", help="run stock verl first")
+    parser.add_argument("--trl", help="PYTHONPATH with TRL: run its dpo and grpo after ours, those that --only has")
     parser.add_argument("--set", nargs="*", default=[], help="settings for ours: section.key=value")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--variant", nargs="+", action="append", default=[], metavar=("NAME", "SETTING"), help="ours ppo, changed"
+    )
+    parser.add_argument("--cost", nargs="*", default=[], type=size_of, help="sizes of ours ppo: 400x128")
+    parser.add_argument("--cost-steps", type=int, default=2)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure what was asked for and print the tables."""
+    arguments = arguments_of()
     folder, logs = arguments.out.absolute(), (arguments.logs or arguments.out).absolute()
     logs.mkdir(parents=True, exist_ok=True)
     make_inputs(folder)
     results = [stock(folder, min(arguments.steps, 4), logs)] if arguments.stock else []
+    work = Work(steps=arguments.steps)
     for method in filter(None, arguments.only.split(",")):
-        results.append(ours(folder, method, arguments.steps, logs, arguments.set))
-    (logs / "table.json").write_text(json.dumps([vars(r) for r in results], indent=1), encoding="utf-8")
+        results.append(ours(folder, method, work, logs, arguments.set))
+        if arguments.trl and method in TRL_METHODS:
+            results.append(trl(folder, method, arguments.steps, logs, arguments.trl))
+    for name, *extra in arguments.variant:
+        results.append(ours(folder, "ppo", work, logs, [*arguments.set, *extra], name))
+    sizes = [Work(prompts=p, new_tokens=n, steps=arguments.cost_steps) for p, n in arguments.cost]
+    costs = [
+        (size, ours(folder, "ppo", size, logs, arguments.set, f"{size.prompts}x{size.new_tokens}")) for size in sizes
+    ]
+    everything = [*results, *(result for _, result in costs)]
+    (logs / "table.json").write_text(json.dumps([vars(r) for r in everything], indent=1), encoding="utf-8")
     print("| command | first update s | later step s | peak GB | whole s | later steps, median s |")
     print("|---|---|---|---|---|---|")
-    for result in results:
+    for result in everything:
         print(result.row() + ("" if result.exit_code == 0 else f" exit code {result.exit_code}"))
+    for result in filter(lambda result: result.losses, results):
+        print(f"{result.name}, step 1:", ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items()))
+    if costs:
+        print("\n".join(cost_table(costs)))
     return 0
 
 

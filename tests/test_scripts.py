@@ -1,6 +1,7 @@
 """The shell scripts with a pip and a Python that only note what they are asked."""
 
-import importlib.util
+import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -41,15 +42,55 @@ def call(checkout, monkeypatch):
     return call
 
 
-def test_the_benchmark_starts_without_the_records_of_an_earlier_call(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("bench_gpu", ROOT / "scripts" / "bench_gpu.py")
-    bench = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bench_gpu", bench)
-    spec.loader.exec_module(bench)
+@pytest.fixture
+def bench(monkeypatch):
+    """scripts/bench_gpu.py as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("bench_gpu")
+
+
+RECORD = {"timing_s/step": 2.0, "actor_loss": -0.5, "response_length/mean": 4.0, "timing_s/gen": 1.0}
+
+
+def write_records(output, *seconds):
+    records = [RECORD | {"timing_s/step": s} for s in seconds]
+    return (
+        f"import json, pathlib\npathlib.Path({str(output)!r}).mkdir()\n"
+        f"pathlib.Path({str(output)!r}, 'trainer_state.json').write_text(json.dumps({{'log_history': {records}}}))"
+    )
+
+
+def test_the_benchmark_starts_without_the_records_of_an_earlier_call(bench, tmp_path, monkeypatch):
     (tmp_path / "out_ppo").mkdir()
     (tmp_path / "out_ppo" / "trainer_state.json").write_text('{"log_history": [{"timing_s/step": 1}]}')
-    monkeypatch.setattr(bench, "our_command", lambda *_: [sys.executable, "-c", ""])
-    assert bench.ours(tmp_path, "ppo", 1, tmp_path, []).first_update is None
+    monkeypatch.setattr(bench.work_of, "our_command", lambda *_: [sys.executable, "-c", ""])
+    assert bench.ours(tmp_path, "ppo", bench.Work(steps=1), tmp_path, []).first_update is None
+
+
+def test_the_benchmark_reads_a_run_of_ours(bench, tmp_path, monkeypatch):
+    code = write_records(tmp_path / "out_big", 9.0, 2.0, 4.0)
+    monkeypatch.setattr(bench.work_of, "our_command", lambda *_: [sys.executable, "-c", code])
+    work = bench.Work(prompts=10, new_tokens=4, steps=3)
+    found = bench.ours(tmp_path, "ppo", work, tmp_path, [], "big")
+    assert (found.steps, found.phases, found.losses) == ([9.0, 2.0, 4.0], {"gen": 1.0}, {"actor_loss": -0.5})
+    assert found.first_update is not None
+    # the median of the later steps is 3 s, for 10 answers of 4 tokens
+    assert bench.cost_table([(work, found)])[2].startswith("| 10 x 4 | 3.00 | 75000 |")
+
+
+def test_the_benchmark_reads_a_run_of_trl(bench, tmp_path, monkeypatch):
+    code = "print('STEP 1'); print('noise'); print('STEP 2 0.250'); print('STEP 3 0.750')"
+    monkeypatch.setattr(bench.work_of, "trl_command", lambda *_: [sys.executable, "-c", code])
+    found = bench.trl(tmp_path, "dpo", 3, tmp_path, "")
+    assert found.steps == [found.first_update, 0.25, 0.75]
+
+
+def test_the_benchmark_repeats_its_rows_with_prompts_of_their_own(bench, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "chosen": "x"}\n{"prompt": "b", "chosen": "y"}\n')
+    rows = bench.work_of.rows_file(tmp_path, 5).read_text().splitlines()
+    assert [json.loads(row)["chosen"] for row in rows] == ["x", "y", "x", "y", "x"]
+    assert len({json.loads(row)["prompt"] for row in rows}) == 5
+    assert bench.size_of("400x128") == (400, 128)
 
 
 ARGUMENTS = ("--config", "configs/ppo_min.yaml", "rl.rl_type=grpo", "training.max_steps=3")

@@ -1,8 +1,8 @@
 """In vllm's place on a machine without a GPU: the calls that our engine makes, with vllm 0.24's names and refusals.
 
-No model: tokens follow from torch's generator, or from the prompt where it is greedy. What is held is the order of calls
-(asleep, awake, weights), the names of weights, and the settings of requests. Log-probs are -token / 100 for the token
-that was drawn, beside one of -9 for another.
+No model: tokens follow from torch's generator, or from the prompt where it is greedy. What is held is the order of
+calls (asleep, awake, weights), the names of weights, and the settings of requests. Log-probs are -token / 100 for the
+token that was drawn, beside one of -9 for another.
 """
 
 from __future__ import annotations
