@@ -46,6 +46,16 @@ def pair_of(kind, folder, device, arena):
     return plain, graphed
 
 
+def test_a_plain_pass_keeps_no_casts_of_the_weights(tiny_tied, device):
+    _, graphed = pair_of(AutoModelForCausalLM, tiny_tied, device, Arena())
+    caches = []
+    graphed.base_model.layers[0].register_forward_hook(lambda *_: caches.append(torch.is_autocast_cache_enabled()))
+    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
+        graphed.base_model(**batch([3], device))
+        assert torch.is_autocast_cache_enabled()
+    assert caches == [False]
+
+
 def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -113,7 +113,7 @@ class GraphedBody:
         """As the body's own forward."""
         plain = input_ids is not None and attention_mask is not None and position_ids is not None
         if self._broken or not plain or any(value not in (None, False) for value in more.values()):
-            return self._as_before(input_ids, attention_mask, position_ids, more)
+            return self._plainly(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
         assert input_ids is not None
         assert attention_mask is not None
         assert position_ids is not None
@@ -123,7 +123,7 @@ class GraphedBody:
         # once another body has graphs, eager passes of this one would want as much memory again beside theirs
         enough = CAPTURE_AFTER if self._arena.pool is None else 1
         if self._seen[key] <= enough or (key not in self._passes and len(self._passes) >= MOST_GRAPHS):
-            return self._as_before(input_ids, attention_mask, position_ids, more)
+            return self._plainly(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
         hidden = self._body.get_input_embeddings()(torch.nn.functional.pad(input_ids, (0, key[2] - length)))
         step = self._passes.get(key)
         if step is None or step.addresses != [p.data_ptr() for p in self._parameters]:
@@ -145,12 +145,13 @@ class GraphedBody:
             out = step.out
         return BaseModelOutputWithPast(last_hidden_state=out[:, :length])
 
-    def _as_before(self, ids: Any, mask: Any, positions: Any, more: dict[str, Any]) -> Any:
+    def _plainly(self, **inputs: Any) -> Any:
         """The body's own forward. A pass reads each weight once, so that autocast's cache would only keep the casts of
-        all of them until the end of the pass (0.7 GB for 0.5B weights)."""
-        device = next(value.device for value in (ids, more.get("inputs_embeds")) if value is not None)
-        with _without_cast_cache(device):
-            return self._eager(input_ids=ids, attention_mask=mask, position_ids=positions, **more)
+        all of them until its end (0.7 GB for 0.5B weights), those of a capture in the graph's memory."""
+        device = self._parameters[0].device
+        enabled, dtype = _autocast(device)
+        with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+            return self._eager(**inputs)
 
     def release(self) -> None:
         """Free the captured passes, and capture anew: shapes have changed for good, or memory is short."""
@@ -181,8 +182,8 @@ class GraphedBody:
             self._buffers = self._arena.buffers(self._parameters)
 
         def run() -> torch.Tensor:
-            with torch.set_grad_enabled(with_gradients), _without_cast_cache(device):
-                out = self._eager(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
+            with torch.set_grad_enabled(with_gradients):
+                out = self._plainly(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
             return out.last_hidden_state
 
         step = _Pass(hidden=hidden, mask=mask, positions=positions, out=sample, forward=_nothing)
@@ -225,12 +226,6 @@ def _nothing() -> None:
 
 def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-
-
-def _without_cast_cache(device: torch.device) -> Any:
-    """The autocast of the caller without its cache: a cached cast would live in the graph's memory."""
-    enabled, dtype = _autocast(device)
-    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def fill_mask(mask: torch.Tensor, attended: torch.Tensor) -> None:

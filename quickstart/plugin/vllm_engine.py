@@ -10,7 +10,6 @@ Written for vLLM 0.24; the lines that each call rests on are named where it is m
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,18 +58,17 @@ def broken(what: str, error: BaseException) -> RunError:
 
 @contextmanager
 def draws_from(seed: int) -> Iterator[None]:
-    """vLLM's requests without a seed draw from the process's generators (v1/sample/ops/topk_topp_sampler.py,
-    random_sample): seeded inside the block, and left as if nothing had been drawn."""
-    kept = random.getstate(), np.random.get_state()
+    """vLLM's requests without a seed draw from the process's generators: seeded inside the block, and left as if
+    nothing had been drawn. Torch's (v1/sample/ops/topk_topp_sampler.py:462), or where its newer runner gives each
+    request a seed, numpy's (v1/worker/gpu/sample/states.py:53)."""
+    kept = np.random.get_state()
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         torch.manual_seed(seed)
-        random.seed(seed)
         np.random.seed(seed % 2**32)
         try:
             yield
         finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])
+            np.random.set_state(kept)
 
 
 def cache_bytes(config: Any, rows: int, tokens: int, element: int) -> int:
