@@ -176,6 +176,8 @@ def cost_table(results: list[tuple[Work, Measured]]) -> list[str]:
 def size_of(text: str) -> tuple[int, int]:
     """ "400x128" -> (400, 128)."""
     prompts, _, new_tokens = text.partition("x")
+    if not (prompts.isdecimal() and new_tokens.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PROMPTSxTOKENS; write 400x128")
     return int(prompts), int(new_tokens)
 
 
@@ -194,7 +196,10 @@ def arguments_of() -> argparse.Namespace:
     )
     parser.add_argument("--cost", nargs="*", default=[], type=size_of, help="sizes of ours ppo: 400x128")
     parser.add_argument("--cost-steps", type=int, default=2)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if shutil.which("nvidia-smi") is None:
+        parser.error("nvidia-smi is not here: this measures an NVIDIA GPU; on a CPU take bench_preference.py")
+    return arguments
 
 
 def main() -> int:
@@ -225,7 +230,10 @@ def main() -> int:
         print(f"{result.name}, step 1:", ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items()))
     if costs:
         print("\n".join(cost_table(costs)))
-    return 0
+    failed = [result.name for result in everything if result.exit_code != 0]
+    if failed:
+        print(f"failed: {', '.join(failed)}; why is at the end of their logs in {logs}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

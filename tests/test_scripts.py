@@ -93,6 +93,30 @@ def test_the_benchmark_repeats_its_rows_with_prompts_of_their_own(bench, tmp_pat
     assert bench.size_of("400x128") == (400, 128)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--cost", "400"], "is not PROMPTSxTOKENS"), (["--only", "ppo"], "nvidia-smi is not here")],
+)
+def test_the_benchmark_refuses_what_it_cannot_measure(bench, tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", "--out", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as caught:
+        bench.main()
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_benchmark_says_which_run_failed(bench, tmp_path, monkeypatch, capsys):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 7\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(bench, "make_inputs", lambda _: None)
+    monkeypatch.setattr(bench.work_of, "our_command", lambda *_: [sys.executable, "-c", "raise SystemExit(2)"])
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", "--out", str(tmp_path), "--only", "ppo"])
+    assert bench.main() == 1
+    assert "failed: ours ppo" in capsys.readouterr().err
+
+
 ARGUMENTS = ("--config", "configs/ppo_min.yaml", "rl.rl_type=grpo", "training.max_steps=3")
 
 
