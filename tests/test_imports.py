@@ -1,5 +1,6 @@
 """Packages that are hidden from the imports of others, and never from the user's own code."""
 
+import gc
 import importlib
 import os
 import subprocess
@@ -33,6 +34,34 @@ class TestHiddenPackages:
         with pytest.raises(ZeroDivisionError), imports.without_packages("nothing_of_this_name"):
             _ = 1 / 0
         assert "nothing_of_this_name" not in sys.modules
+
+
+class TestLight:
+    def test_garbage_is_searched_for_again_after_it(self):
+        with imports.light():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        with pytest.raises(ZeroDivisionError), imports.light():
+            _ = 1 / 0
+        assert gc.isenabled()
+
+    def test_who_has_switched_that_off_keeps_it_off(self):
+        gc.disable()
+        try:
+            with imports.light():
+                pass
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
+
+    def test_only_the_rollout_engine_that_is_used_is_found(self, tmp_path, monkeypatch):
+        (tmp_path / "vllm.py").write_text("value = 3\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with imports.light(), pytest.raises(ImportError):
+            importlib.import_module("vllm")
+        with imports.light("vllm"):
+            assert importlib.import_module("vllm").value == 3
+        del sys.modules["vllm"]
 
 
 @pytest.mark.slow

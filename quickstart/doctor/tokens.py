@@ -14,7 +14,7 @@ from typing import Any
 from quickstart.arguments import RunConfig
 from quickstart.doctor.finding import Finding, error, note, ok, warning
 from quickstart.errors import Fault, UserError
-from quickstart.imports import UNUSED_PACKAGES, without_packages
+from quickstart.imports import light
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -47,7 +47,7 @@ def load_tokenizer(cfg: RunConfig) -> Any:
     name = cfg.model.tokenizer_name_or_path or cfg.model.model_name_or_path
     field_name = "model.tokenizer_name_or_path" if cfg.model.tokenizer_name_or_path else "model.model_name_or_path"
     try:
-        with without_packages(*UNUSED_PACKAGES):  # transformers imports most of itself with the first tokenizer
+        with light():  # transformers imports most of itself with the first tokenizer
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=cfg.model.trust_remote_code)

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from quickstart.errors import Fault, RunError, UserError
-from quickstart.imports import UNUSED_PACKAGES, without_packages
+from quickstart.imports import light
 
 # The names that default_compute_score of verl 0.9.1 knows; a test reads them from its source.
 DATA_SOURCES = (
@@ -81,7 +81,7 @@ def compute_score(
 @functools.cache
 def scorer() -> Callable[..., Any]:
     """verl's, imported with the first answer: what is hidden meanwhile must not be hidden again for each one."""
-    with without_packages(*UNUSED_PACKAGES):
+    with light():
         from verl.utils.reward_score import default_compute_score
 
     return default_compute_score

@@ -210,7 +210,7 @@ def _ppo(
     recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
-    with imports.without_packages(*imports.unused_packages(engine)), environment.imports_whole():
+    with imports.light(engine), environment.imports_whole():
         if engine == "vllm":
             from quickstart.plugin import vllm_engine
 
@@ -266,7 +266,7 @@ def _preference(
     assert ready.rows.preference is not None, "a method without rollouts"
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
     environment.set_threads(int(cfg.training.num_threads))
-    with imports.without_packages(*imports.UNUSED_PACKAGES), environment.imports_whole():
+    with imports.light(), environment.imports_whole():
         from quickstart.trainers import watch
         from quickstart.trainers.preference import run_preference
     ready.guard_terminal(capture.terminal)

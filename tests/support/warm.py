@@ -134,13 +134,11 @@ def serve() -> None:
 def preload() -> None:
     """Import what a run imports. Threads do not survive a fork; OpenBLAS and jemalloc start theirs again."""
     sys.path.insert(0, str(REPOSITORY))
-    from quickstart.imports import UNUSED_PACKAGES, without_packages
+    from quickstart.imports import light
     from quickstart.trainers import environment as process
 
     process.set_variables("cpu")
-    import transformers  # noqa: F401
-
-    with without_packages(*UNUSED_PACKAGES):
+    with light():
         import quickstart.trainers.ppo
         import quickstart.trainers.preference  # noqa: F401
     assert threading.active_count() == 1, threading.enumerate()
