@@ -91,6 +91,28 @@ def assert_fresh(model, prompts, sampling, answers):
         assert answer.log_probs == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_trained_model_generates_under_autocast(folder, device):
+    """float32 weights, products in bf16, a fixed cache: log-probs within bf16's error of a fresh pass. Twice, other
+    weights the second time: before and after training."""
+    model = load(folder).to(device)
+    sampling = [Sampling(temperature=0, max_new_tokens=12)] * len(PROMPTS)
+    seen = []
+    for _ in range(2):
+        generator = GraphGenerator(model, stop_token_ids=[NEVER], pad_token_id=STOP, seed=0)
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            answers = generator.generate(PROMPTS, sampling)
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+                logits = model(torch.tensor([prompt + answer.token_ids], device=device)).logits[0, len(prompt) - 1 : -1]
+            wanted = logits.float().log_softmax(-1).gather(-1, torch.tensor(answer.token_ids, device=device)[:, None])
+            assert answer.log_probs == pytest.approx(wanted[:, 0].tolist(), abs=0.1)
+        seen.append([answer.log_probs for answer in answers])
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.5)
+    assert (torch.tensor(seen[0]) - torch.tensor(seen[1])).abs().max() > 0.3, "old weights would not show"
+
+
 class TestLogProbs:
     @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
     def test_equal_a_fresh_forward_pass(self, make, model, temperature):

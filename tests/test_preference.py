@@ -205,16 +205,18 @@ def test_samples_before_and_after(build: Build) -> None:
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
 def test_what_a_gpu_run_replaces_changes_no_number(build: Build, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused head, lean layers and a graphed body, through training, reference, and samples of the same model."""
+    """Fused head, lean layers, a graphed body, samples with a fixed cache: through training, reference and samples."""
     from verl.workers.engine.fsdp import transformer_impl
 
     from quickstart.plugin import graphed_body, shims
+    from quickstart.trainers import preference_samples
 
     plain = build(kind, steps=3)
     plain.fit()
     arena = graphed_body.Arena()
     monkeypatch.setattr(graphed_body, "CAPTURE_AFTER", 1)
     monkeypatch.setattr(transformer_impl, "apply_fsdp2", shims.leave_whole(arena))
+    monkeypatch.setattr(preference_samples, "can_replay", lambda module: True)
     other = build(kind, steps=3, settings={"verl": {"actor_rollout_ref.model.use_fused_kernels": True}})
     other.fit()
     assert arena._flat, "no pass was captured: the test shows nothing"

@@ -20,6 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from quickstart.plugin.engine import Completion, Generator, Sampling, _Settings, left_pad, sample_tokens, unique_prompts
 from quickstart.plugin.lean_decode import DecodeCache, grouped_attention
+from quickstart.plugin.lean_layers import attends_to_all
 
 ATTENTION = "quickstart_grouped"
 # How many steps are replayed between two looks at whether every row has ended (a look waits for the device).
@@ -29,6 +30,13 @@ CACHE_STEP = 64  # cache lengths are rounded up to this, so that batches of like
 
 AttentionInterface.register(ATTENTION, grouped_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def can_replay(model: torch.nn.Module) -> bool:
+    """Whether a model that is also trained can generate with a GraphGenerator as it is."""
+    config: Any = model.config
+    device = next(model.parameters()).device.type
+    return device == "cuda" and attends_to_all(config) and config._attn_implementation == "sdpa"
 
 
 @dataclass(kw_only=True)

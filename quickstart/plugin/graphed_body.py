@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from quickstart.plugin.lean_layers import attends_to_all
+
 CAPTURE_AFTER = 8
 LENGTH_STEP = 32
 MOST_GRAPHS = 6
@@ -244,10 +246,9 @@ def fill_mask(mask: torch.Tensor, attended: torch.Tensor) -> None:
 def can_graph(model: torch.nn.Module) -> bool:
     """Whether every weight is trained or none, in layers that attend to the full length, without checkpointing."""
     config = getattr(model, "config", None)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     trained = {p.requires_grad for p in model.parameters()}
     return (
-        kinds == {"full_attention"}
+        attends_to_all(config)
         and len(trained) == 1
         and not getattr(model, "is_gradient_checkpointing", False)
         and getattr(config, "_attn_implementation", None) == "sdpa"

@@ -31,6 +31,13 @@ class DecodeCache(StaticCache):
         super().__init__(**kwargs)
         self.column, self.lean = column, lean
 
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *more: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As StaticCache, which keeps values in the type of the keys; under autocast they come in two."""
+        kind = self.layers[layer_idx].keys.dtype
+        return super().update(key_states.to(kind), value_states.to(kind), layer_idx, *more, **kwargs)
+
 
 def grouped_attention(
     module: torch.nn.Module,

@@ -57,6 +57,11 @@ def is_known(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "model_type", None) in FAMILIES
 
 
+def attends_to_all(config: Any) -> bool:
+    """Whether every layer of a model with this transformers config attends to the full length."""
+    return set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+
+
 def make_lean(model: nn.Module) -> int:
     """Replace the forward of the model's norms and MLPs. Returns how many were replaced; 0 for other families."""
     if not is_known(model):

@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import TokenOutput
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
 from quickstart.plugin.lean_decode import join_projections
-from quickstart.plugin.lean_layers import make_lean
+from quickstart.plugin.lean_layers import attends_to_all, make_lean
 from quickstart.plugin.retry import LOWER_ANSWERS, attempt, free_cached, out_of_memory
 
 # How long a batch waits for more requests when it is not known how many will come.
@@ -189,8 +189,8 @@ class LocalRollout(BatchingRollout):
 
     def _uses_graphs(self) -> bool:
         """Graphs need a CUDA device and layers that attend to the full length."""
-        kinds = set(getattr(self.model_config.hf_config, "layer_types", None) or ["full_attention"])
-        return self._device.type == "cuda" and kinds == {"full_attention"} and not self.config.enforce_eager
+        attends = attends_to_all(self.model_config.hf_config)
+        return self._device.type == "cuda" and attends and not self.config.enforce_eager
 
     async def resume(self, tags: list[str]) -> None:
         """Nothing to do: the weights stay, and a cache is made when a batch needs it."""

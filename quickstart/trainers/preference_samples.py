@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from quickstart.plugin.engine import Completion, Generator, Sampling
+from quickstart.plugin.graph_engine import GraphGenerator, can_replay
 from quickstart.plugin.rollout import stop_token_ids
 from quickstart.plugin.training import Policy
 from quickstart.record.console import printable, reward_text, text_table
@@ -100,7 +101,8 @@ class Sampler:
 
     def _generate(self) -> list[Completion]:
         module = self._policy.module
-        generator = Generator(
+        graphs = can_replay(module)  # an eager model takes 40 ms a token and seconds to load each length's kernels
+        generator = (GraphGenerator if graphs else Generator)(
             module,
             stop_token_ids=stop_token_ids(self._tokenizer, self._policy.model_config.generation_config),
             pad_token_id=self._policy.model_config.tokenizer.pad_token_id,
@@ -109,7 +111,9 @@ class Sampler:
         sampling = [Sampling(temperature=0, max_new_tokens=limit) for limit in self._limits]
         was_training = module.training
         module.eval()
-        with torch.autocast(module_device(module), self._autocast, enabled=self._autocast != torch.float32):
+        enabled = self._autocast != torch.float32
+        # a graph must make its casts itself: those in autocast's cache are gone after the block
+        with torch.autocast(module_device(module), self._autocast, enabled=enabled, cache_enabled=not graphs):
             answers = generator.generate(self._prompts, sampling)
         module.train(was_training)
         return answers
