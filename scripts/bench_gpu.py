@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,35 +202,44 @@ def arguments_of() -> argparse.Namespace:
     return arguments
 
 
+def runs_of(arguments: argparse.Namespace, folder: Path, logs: Path) -> Iterator[tuple[Work, Measured]]:
+    """What was asked for, one run after the other."""
+    work = Work(steps=arguments.steps)
+    if arguments.stock:
+        yield work, stock(folder, min(arguments.steps, 4), logs)
+    for method in filter(None, arguments.only.split(",")):
+        yield work, ours(folder, method, work, logs, arguments.set)
+        if arguments.trl and method in TRL_METHODS:
+            yield work, trl(folder, method, arguments.steps, logs, arguments.trl)
+    for name, *extra in arguments.variant:
+        yield work, ours(folder, "ppo", work, logs, [*arguments.set, *extra], name)
+    for prompts, new_tokens in arguments.cost:
+        size = Work(prompts=prompts, new_tokens=new_tokens, steps=arguments.cost_steps)
+        yield size, ours(folder, "ppo", size, logs, arguments.set, f"{prompts}x{new_tokens}")
+
+
 def main() -> int:
-    """Measure what was asked for and print the tables."""
+    """Measure what was asked for; print each row when its run is over, so that those of a cut call are not lost."""
     arguments = arguments_of()
     folder, logs = arguments.out.absolute(), (arguments.logs or arguments.out).absolute()
     logs.mkdir(parents=True, exist_ok=True)
     make_inputs(folder)
-    results = [stock(folder, min(arguments.steps, 4), logs)] if arguments.stock else []
-    work = Work(steps=arguments.steps)
-    for method in filter(None, arguments.only.split(",")):
-        results.append(ours(folder, method, work, logs, arguments.set))
-        if arguments.trl and method in TRL_METHODS:
-            results.append(trl(folder, method, arguments.steps, logs, arguments.trl))
-    for name, *extra in arguments.variant:
-        results.append(ours(folder, "ppo", work, logs, [*arguments.set, *extra], name))
-    sizes = [Work(prompts=p, new_tokens=n, steps=arguments.cost_steps) for p, n in arguments.cost]
-    costs = [
-        (size, ours(folder, "ppo", size, logs, arguments.set, f"{size.prompts}x{size.new_tokens}")) for size in sizes
-    ]
-    everything = [*results, *(result for _, result in costs)]
-    (logs / "table.json").write_text(json.dumps([vars(r) for r in everything], indent=1), encoding="utf-8")
+    everything: list[tuple[Work, Measured]] = []
     print("| command | first update s | later step s | peak GB | whole s | later steps, median s |")
-    print("|---|---|---|---|---|---|")
-    for result in everything:
-        print(result.row() + ("" if result.exit_code == 0 else f" exit code {result.exit_code}"))
-    for result in filter(lambda result: result.losses, results):
-        print(f"{result.name}, step 1:", ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items()))
+    print("|---|---|---|---|---|---|", flush=True)
+    for work, result in runs_of(arguments, folder, logs):
+        everything.append((work, result))
+        print(result.row() + ("" if result.exit_code == 0 else f" exit code {result.exit_code}"), flush=True)
+        table = json.dumps([vars(result) for _, result in everything], indent=1)
+        (logs / "table.json").write_text(table, encoding="utf-8")
+    for _, result in everything:
+        if result.losses:
+            losses = ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items())
+            print(f"{result.name}, step 1: {losses}")
+    costs = everything[-len(arguments.cost) :] if arguments.cost else []
     if costs:
         print("\n".join(cost_table(costs)))
-    failed = [result.name for result in everything if result.exit_code != 0]
+    failed = [result.name for _, result in everything if result.exit_code != 0]
     if failed:
         print(f"failed: {', '.join(failed)}; why is at the end of their logs in {logs}", file=sys.stderr)
     return 1 if failed else 0
