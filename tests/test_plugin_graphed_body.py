@@ -4,6 +4,9 @@ Without a GPU the captured pass is run instead of replayed: buffers, gradients, 
 """
 
 import copy
+import subprocess
+import sys
+import textwrap
 
 import local_runs
 import pytest
@@ -287,3 +290,38 @@ def test_a_run_with_both_gives_the_numbers_of_a_run_without(tiny_tied, sums, tmp
         for metric, value in metrics.items():
             if "timing" not in metric and "perf/" not in metric:
                 assert with_both.updates[step][metric] == pytest.approx(value, rel=1e-4, abs=1e-5), (step, metric)
+
+
+@pytest.mark.gpu
+def test_growing_lengths_reserve_little_more_than_the_longest():
+    """In a process of its own, with the allocator as a run sets it."""
+    script = """
+        import torch
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+        from quickstart.plugin import graphed_body, shims
+        undo = shims.install("cuda")
+        config = Qwen2Config(hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
+                             num_key_value_heads=2, vocab_size=1000, attn_implementation="sdpa")
+        model = Qwen2ForCausalLM(config).cuda()
+        graphed_body.graph_body(model, graphed_body.Arena())
+        graphed_body.CAPTURE_AFTER = 1
+
+        def reserved(lengths):
+            for length in lengths:
+                ids = torch.zeros(32, length, dtype=torch.int64, device="cuda")
+                for _ in range(3):
+                    with torch.autocast("cuda", torch.bfloat16):
+                        out = model.base_model(input_ids=ids, attention_mask=ids + 1, position_ids=ids)[0]
+                    out.float().sum().backward()
+                    model.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+            return torch.cuda.memory_reserved()
+
+        longest = reserved([512])
+        graphed_body.release_graphs(model)
+        torch.cuda.empty_cache()
+        growing = reserved([256, 320, 384, 448, 512])
+        assert growing < 1.4 * longest, (growing / 2**30, longest / 2**30)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

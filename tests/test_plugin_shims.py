@@ -287,6 +287,14 @@ class TestInstall:
         undo()
         assert all(a is b for a, b in zip(before, self.names(), strict=True))
 
+    def test_the_allocator_is_set_through_verl_before_any_model(self, monkeypatch):
+        from verl.plugin.platform import get_platform
+
+        asked = []
+        monkeypatch.setattr(type(get_platform()), "set_allocator_settings", lambda self, text: asked.append(text))
+        shims.install("cpu")()
+        assert asked == ["expandable_segments:True"]
+
     def test_a_missing_name_is_an_error_and_nothing_is_replaced(self):
         from verl.utils import model
 
