@@ -6,12 +6,12 @@
     python scripts/bench_gpu.py --out /tmp/bench --variant 12gb training.memory_budget_gb=12 \\
         --variant vllm rl.rollout_engine=vllm                          # ours ppo once more with these settings
     python scripts/bench_gpu.py --out /tmp/bench --only= --cost 100x128 400x128 100x512   # prompts x new tokens
+    python scripts/bench_gpu.py --out /tmp/bench --only= --learn 30    # the bundled model's reward, GPU beside CPU
 
 Work: a model of Qwen2-0.5B's shape with random weights, 100 prompts, 128 new tokens, updates of 20 samples (dpo, kto:
-of 100), bf16 compute with float32 master weights, a rule as reward. Random weights tell nothing about learning; time
-and memory are those of trained ones. Times are wall-clock from the start of each command; "later step" is the median
-of the steps after the first; memory is the peak that nvidia-smi shows. Not here: learning, which tests and README
-show on the CPU.
+of 100), bf16 compute with float32 master weights, a rule as reward. Random weights tell nothing about learning (--learn
+does); time and memory are those of trained ones. Times are wall-clock from the start of each command; "later step" is
+the median of the steps after the first; memory is the peak that nvidia-smi shows.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bench_gpu_work import Work, make_inputs
 METHODS = ("ppo", "grpo", "dpo", "kto")
 TRL_METHODS = ("dpo", "grpo")
 PHASES = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights")
+ENDS = 3  # steps at each end of a run whose rewards are averaged
 LOSSES = ("actor_loss", "critic_loss", "loss", "actor/grad_norm")  # of the first step, to be compared between runs
 
 
@@ -51,6 +52,7 @@ class Measured:
     total: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)  # of the first step
     answer_tokens: int | None = None  # generated in a step, where that is known
+    rewards: list[float] = field(default_factory=list)  # of each step's answers
     exit_code: int | None = None
 
     def row(self) -> str:
@@ -105,15 +107,27 @@ def ours(folder: Path, method: str, work: Work, logs: Path, extra: list[str], na
     """One run of ours, measured."""
     name = name or method
     output = folder / f"out_{name}"
+    return of_command(work_of.our_command(folder, method, work, output, extra), work, output, logs / f"{name}.log")
+
+
+def learn(folder: Path, device: str, work: Work, logs: Path) -> Measured:
+    """The bundled model on one device."""
+    output = folder / f"out_learn_{device}"
+    command = work_of.learn_command(output, device, work.steps)
+    return of_command(command, work, output, logs / f"learn_{device}.log")
+
+
+def of_command(command: list[str], work: Work, output: Path, log: Path) -> Measured:
+    """A command of ours, measured by the records that it writes."""
     shutil.rmtree(output, ignore_errors=True)  # the records of an earlier call would pass for the first update
-    command = work_of.our_command(folder, method, work, output, extra)
-    result = measure(f"ours {name}", command, logs / f"{name}.log", lambda: len(history(output)), {}, 300)
+    result = measure(f"ours {log.stem}", command, log, lambda: len(history(output)), {}, 300)
     records = history(output)
     result.steps = [r["timing_s/step"] for r in records if "timing_s/step" in r]
     result.phases = _phases([{k.removeprefix("timing_s/"): v for k, v in r.items()} for r in records[1:]])
     result.losses = {k: v for k, v in records[0].items() if k in LOSSES} if records else {}
     if records and "response_length/mean" in records[-1]:
         result.answer_tokens = round(records[-1]["response_length/mean"] * work.prompts)
+    result.rewards = [r["reward"] for r in records if "reward" in r]
     return result
 
 
@@ -196,26 +210,44 @@ def arguments_of() -> argparse.Namespace:
     )
     parser.add_argument("--cost", nargs="*", default=[], type=size_of, help="sizes of ours ppo: 400x128")
     parser.add_argument("--cost-steps", type=int, default=2)
+    parser.add_argument("--learn", type=int, default=0, metavar="STEPS", help="PPO of the bundled model, GPU and CPU")
     arguments = parser.parse_args()
     if shutil.which("nvidia-smi") is None:
         parser.error("nvidia-smi is not here: this measures an NVIDIA GPU; on a CPU take bench_preference.py")
     return arguments
 
 
-def runs_of(arguments: argparse.Namespace, folder: Path, logs: Path) -> Iterator[tuple[Work, Measured]]:
-    """What was asked for, one run after the other."""
+def runs_of(arguments: argparse.Namespace, folder: Path, logs: Path) -> Iterator[tuple[str, Work, Measured]]:
+    """What was asked for, one run after the other: its kind (work, cost or learn), its size, its figures."""
     work = Work(steps=arguments.steps)
     if arguments.stock:
-        yield work, stock(folder, min(arguments.steps, 4), logs)
+        yield "work", work, stock(folder, min(arguments.steps, 4), logs)
     for method in filter(None, arguments.only.split(",")):
-        yield work, ours(folder, method, work, logs, arguments.set)
+        yield "work", work, ours(folder, method, work, logs, arguments.set)
         if arguments.trl and method in TRL_METHODS:
-            yield work, trl(folder, method, arguments.steps, logs, arguments.trl)
+            yield "work", work, trl(folder, method, arguments.steps, logs, arguments.trl)
     for name, *extra in arguments.variant:
-        yield work, ours(folder, "ppo", work, logs, [*arguments.set, *extra], name)
+        yield "work", work, ours(folder, "ppo", work, logs, [*arguments.set, *extra], name)
     for prompts, new_tokens in arguments.cost:
         size = Work(prompts=prompts, new_tokens=new_tokens, steps=arguments.cost_steps)
-        yield size, ours(folder, "ppo", size, logs, arguments.set, f"{prompts}x{new_tokens}")
+        yield "cost", size, ours(folder, "ppo", size, logs, arguments.set, f"{prompts}x{new_tokens}")
+    for device in ("cuda", "cpu") if arguments.learn else ():
+        size = Work(steps=arguments.learn)
+        yield "learn", size, learn(folder, device, size, logs)
+
+
+def summary(everything: list[tuple[str, Work, Measured]]) -> list[str]:
+    """Losses of the first step, the cost of a token, what was learned."""
+    lines = []
+    for kind, _, result in everything:
+        if kind != "learn" and result.losses:
+            losses = ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items())
+            lines.append(f"{result.name}, step 1: {losses}")
+        if kind == "learn" and len(result.rewards) >= 2 * ENDS:
+            first, last = statistics.mean(result.rewards[:ENDS]), statistics.mean(result.rewards[-ENDS:])
+            lines.append(f"{result.name}: reward {first:.3f} -> {last:.3f}, means of the first and last {ENDS} steps")
+    costs = [(work, result) for kind, work, result in everything if kind == "cost"]
+    return lines + (cost_table(costs) if costs else [])
 
 
 def main() -> int:
@@ -224,22 +256,16 @@ def main() -> int:
     folder, logs = arguments.out.absolute(), (arguments.logs or arguments.out).absolute()
     logs.mkdir(parents=True, exist_ok=True)
     make_inputs(folder)
-    everything: list[tuple[Work, Measured]] = []
+    everything: list[tuple[str, Work, Measured]] = []
     print("| command | first update s | later step s | peak GB | whole s | later steps, median s |")
     print("|---|---|---|---|---|---|", flush=True)
-    for work, result in runs_of(arguments, folder, logs):
-        everything.append((work, result))
+    for kind, work, result in runs_of(arguments, folder, logs):
+        everything.append((kind, work, result))
         print(result.row() + ("" if result.exit_code == 0 else f" exit code {result.exit_code}"), flush=True)
-        table = json.dumps([vars(result) for _, result in everything], indent=1)
+        table = json.dumps([vars(result) for _, _, result in everything], indent=1)
         (logs / "table.json").write_text(table, encoding="utf-8")
-    for _, result in everything:
-        if result.losses:
-            losses = ", ".join(f"{name} {value:.6f}" for name, value in result.losses.items())
-            print(f"{result.name}, step 1: {losses}")
-    costs = everything[-len(arguments.cost) :] if arguments.cost else []
-    if costs:
-        print("\n".join(cost_table(costs)))
-    failed = [result.name for _, result in everything if result.exit_code != 0]
+    print("\n".join(summary(everything)))
+    failed = [result.name for _, _, result in everything if result.exit_code != 0]
     if failed:
         print(f"failed: {', '.join(failed)}; why is at the end of their logs in {logs}", file=sys.stderr)
     return 1 if failed else 0

@@ -120,6 +120,14 @@ def our_command(folder: Path, method: str, work: Work, output: Path, extra: list
     ]
 
 
+def learn_command(output: Path, device: str, steps: int) -> list[str]:
+    """PPO of the bundled model on the sample rows with the settings of profile cpu, where its reward rises."""
+    return [
+        *(sys.executable, "-m", "quickstart.run", "profile=cpu", f"training.device={device}", "model.torch_dtype=auto"),
+        *(f"training.max_steps={steps}", "training.save_steps=never", f"training.output_dir={output}"),
+    ]
+
+
 def trl_command(folder: Path, method: str, steps: int) -> list[str]:
     """The same work with TRL (bench_gpu_trl.py)."""
     script = Path(__file__).with_name("bench_gpu_trl.py")

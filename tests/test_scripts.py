@@ -49,7 +49,7 @@ def bench(monkeypatch):
     return importlib.import_module("bench_gpu")
 
 
-RECORD = {"timing_s/step": 2.0, "actor_loss": -0.5, "response_length/mean": 4.0, "timing_s/gen": 1.0}
+RECORD = {"reward": 0.5, "timing_s/step": 2.0, "actor_loss": -0.5, "response_length/mean": 4.0, "timing_s/gen": 1.0}
 
 
 def write_records(output, *seconds):
@@ -106,11 +106,36 @@ def test_the_benchmark_refuses_what_it_cannot_measure(bench, tmp_path, monkeypat
     assert words in capsys.readouterr().err
 
 
-def test_the_benchmark_says_which_run_failed(bench, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def with_smi(bench, tmp_path, monkeypatch):
+    """A card that always has 7 MiB in use, and no inputs made."""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 7\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(bench, "make_inputs", lambda _: None)
+
+
+@pytest.mark.usefixtures("with_smi")
+def test_the_benchmark_says_what_was_learned_where(bench, tmp_path, monkeypatch, capsys):
+    def command(output, device, steps):
+        assert steps == 6
+        rewards = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6) if device == "cuda" else (0.3,) * 6
+        records = [RECORD | {"reward": reward} for reward in rewards]
+        text = json.dumps({"log_history": records})
+        code = f"import pathlib; p = pathlib.Path({str(output)!r}); p.mkdir()"
+        return [sys.executable, "-c", f"{code}; (p / 'trainer_state.json').write_text({text!r})"]
+
+    monkeypatch.setattr(bench.work_of, "learn_command", command)
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", "--out", str(tmp_path), "--only=", "--learn", "6"])
+    assert bench.main() == 0
+    shown = capsys.readouterr().out
+    assert "ours learn_cuda: reward 0.200 -> 0.500" in shown
+    assert "ours learn_cpu: reward 0.300 -> 0.300" in shown
+    assert "step 1:" not in shown
+
+
+@pytest.mark.usefixtures("with_smi")
+def test_the_benchmark_says_which_run_failed(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.work_of, "our_command", lambda *_: [sys.executable, "-c", "raise SystemExit(2)"])
     monkeypatch.setattr(sys, "argv", ["bench_gpu.py", "--out", str(tmp_path), "--only", "ppo"])
     assert bench.main() == 1
