@@ -7,6 +7,7 @@ import copy
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import local_runs
 import pytest
@@ -151,6 +152,58 @@ class TestGraphedBody:
         assert len(told) == 1
         assert "no room" in told[0]
 
+    def test_what_a_failed_capture_held_is_free_before_the_pass_is_done_the_old_way(self, tiny_tied, monkeypatch):
+        _, graphed = pair_of(AutoModelForCausalLM, tiny_tied, "cpu", Arena())
+        body = graphed.base_model
+        held, alive = [], []
+
+        def fail(*_):
+            kept = torch.zeros(3)
+            held.append(weakref.ref(kept))
+            raise RuntimeError("not permitted when the stream is capturing")
+
+        monkeypatch.setattr(GraphedBody, "_capture", fail)
+        body.layers[0].register_forward_hook(lambda *_: alive.extend(ref() for ref in held))
+        inputs = batch((5, 9), "cpu")
+        for _ in range(2):
+            graphed(**inputs)
+        assert alive == [None]
+        assert body.forward._arena.pool is None
+
+    def test_a_micro_batch_is_captured_while_the_loss_of_the_one_before_lives(self, tiny_tied, device):
+        """verl's loop holds it until the next one is there (transformer_impl.py:751)."""
+        plain, graphed = pair_of(AutoModelForCausalLM, tiny_tied, device, Arena())
+        told = []
+        graphed.base_model.forward._tell = told.append
+        found = []
+        for model in (plain, graphed):
+            loss = None
+            for seed in range(4):
+                with torch.autocast(device, torch.bfloat16):
+                    loss = model(**batch((5, 9), device, seed=seed), use_cache=False).logits.float().square().mean()
+                loss.backward()
+            assert loss is not None
+            found.append(gradients(model))
+        assert not told
+        assert graphed.base_model.forward._passes
+        for name in found[0]:
+            torch.testing.assert_close(found[1][name], found[0][name], rtol=0.05, atol=1e-2)
+
+    def test_a_capture_has_leaves_of_its_own(self, tiny_tied, monkeypatch):
+        """On a GPU those of the model may belong to the stream of an eager pass, which cannot wait for a capture."""
+        _, graphed = pair_of(AutoModelForCausalLM, tiny_tied, "cpu", Arena())
+        asked = []
+        real = torch.autograd.grad
+        monkeypatch.setattr(
+            torch.autograd, "grad", lambda out, leaves, *more: asked.extend(leaves) or real(out, leaves, *more)
+        )
+        for _ in range(3):
+            graphed(**batch((5, 9), "cpu"), use_cache=False).logits.square().mean().backward()
+        mine = {id(p) for p in graphed.parameters()}
+        assert asked
+        assert not mine & {id(leaf) for leaf in asked}
+        assert {p.data_ptr() for p in graphed.base_model.layers.parameters()} <= {leaf.data_ptr() for leaf in asked}
+
     def test_only_models_that_it_is_right_for(self, tiny_tied):
         model = AutoModelForCausalLM.from_pretrained(tiny_tied, attn_implementation="sdpa")
         assert can_graph(model)
@@ -283,7 +336,7 @@ def test_a_run_with_both_gives_the_numbers_of_a_run_without(tiny_tied, sums, tmp
     without = run("without")
     arenas = []
     real = shims.leave_whole
-    monkeypatch.setattr(shims, "leave_whole", lambda arena: real(arenas.append(Arena()) or arenas[-1]))
+    monkeypatch.setattr(shims, "leave_whole", lambda arena, tell: real(arenas.append(Arena()) or arenas[-1], tell))
     with_both = run("with", verl={"actor_rollout_ref.model.use_fused_kernels": True})
     assert arenas[0]._flat, "no pass was captured: the test shows nothing"
     for step, metrics in without.updates.items():

@@ -102,7 +102,8 @@ class GraphedBody:
         self._passes: dict[tuple[Any, ...], _Pass] = {}
         self._broken = False
         embedding = set(map(id, body.get_input_embeddings().parameters()))
-        self._parameters = [p for p in body.parameters() if id(p) not in embedding]
+        self._named = {name: p for name, p in body.named_parameters() if id(p) not in embedding}
+        self._parameters = list(self._named.values())
         self._buffers: list[torch.Tensor] = []
 
     def __call__(
@@ -129,13 +130,10 @@ class GraphedBody:
         hidden = self._body.get_input_embeddings()(torch.nn.functional.pad(input_ids, (0, key[2] - length)))
         step = self._passes.get(key)
         if step is None or step.addresses != [p.data_ptr() for p in self._parameters]:
-            try:
-                step = self._passes[key] = self._capture(key[0], hidden)
-            except RuntimeError as error:  # torch.OutOfMemoryError is one
-                self._broken = True
-                self._passes.clear()
-                self._tell(f"No CUDA graphs for {type(self._body).__name__}, going on without: {error}")
-                return self(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
+            step = self._captured(key[0], hidden)
+        if step is None:
+            return self._plainly(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **more)
+        self._passes[key] = step
         fill_mask(step.mask, attention_mask)
         step.positions.zero_()
         step.positions[:, :length] = position_ids
@@ -154,6 +152,23 @@ class GraphedBody:
         enabled, dtype = _autocast(device)
         with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
             return self._eager(**inputs)
+
+    def _captured(self, with_gradients: bool, sample: torch.Tensor) -> _Pass | None:
+        """A new pass; None where capturing fails, now and from now on. Its memory is free again by then."""
+        fresh = self._arena.pool is None
+        try:
+            return self._capture(with_gradients, sample)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            why = str(error).strip().partition("\n")[0]
+        self._broken = True
+        self._passes.clear()
+        if fresh:
+            self._arena.pool = None
+        if sample.device.type == "cuda":
+            torch.cuda.empty_cache()
+        name = type(self._body).__name__
+        self._tell(f"Warning: no CUDA graphs for {name}, steps take longer without them: capturing failed with {why}")
+        return None
 
     def release(self) -> None:
         """Free the captured passes, and capture anew: shapes have changed for good, or memory is short."""
@@ -183,10 +198,15 @@ class GraphedBody:
         if with_gradients and not self._buffers:
             self._buffers = self._arena.buffers(self._parameters)
 
+        # Leaves of its own in the parameters' memory. A parameter's place in autograd belongs to the stream of the pass
+        # that made it, as long as that pass lives: verl holds the loss of one micro batch while it starts on the next,
+        # and the stream of an eager pass cannot wait for one that is captured.
+        leaves = {name: p.detach().requires_grad_(with_gradients) for name, p in self._named.items()}
+        inputs = {"inputs_embeds": hidden, "attention_mask": mask, "position_ids": positions, "use_cache": False}
+
         def run() -> torch.Tensor:
             with torch.set_grad_enabled(with_gradients):
-                out = self._plainly(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
-            return out.last_hidden_state
+                return torch.func.functional_call(self._body, leaves, kwargs=inputs).last_hidden_state
 
         step = _Pass(hidden=hidden, mask=mask, positions=positions, out=sample, forward=_nothing)
         step.addresses = [p.data_ptr() for p in self._parameters]
@@ -195,7 +215,7 @@ class GraphedBody:
             step.out = run()
 
         def backward() -> None:
-            grads = torch.autograd.grad(step.out, (hidden, *self._parameters), step.grad_out)
+            grads = torch.autograd.grad(step.out, (hidden, *leaves.values()), step.grad_out)
             torch._foreach_add_(self._buffers, list(grads[1:]))
             step.grad_hidden = grads[0]
 
@@ -256,11 +276,11 @@ def can_graph(model: torch.nn.Module) -> bool:
     )
 
 
-def graph_body(model: torch.nn.Module, arena: Arena) -> None:
-    """Let the model's body replay graphs where it can."""
+def graph_body(model: torch.nn.Module, arena: Arena, tell: Callable[[str], None] = print) -> None:
+    """Let the model's body replay graphs where it can. tell: see GraphedBody."""
     if can_graph(model):
         body: Any = model.base_model
-        body.forward = GraphedBody(body, arena)
+        body.forward = GraphedBody(body, arena, tell)
 
 
 def release_graphs(model: torch.nn.Module) -> None:

@@ -106,11 +106,11 @@ class Halving:
 
     Args:
         size: rl.per_device_train_batch_size; None: not known, nothing is said of it.
-        tell: told once.
+        tell: told once; also of what else goes otherwise than planned in these passes.
     """
 
     def __init__(self, size: int | None = None, tell: Callable[[str], None] = print) -> None:
-        self._size, self._tell = size, tell
+        self._size, self.tell = size, tell
         self.done = False
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +140,7 @@ class Halving:
             raise out_of_memory(what, memory, "a batch of one cannot be halved")
         self.done = True
         old, new, unit = change
-        self._tell(
+        self.tell(
             f"Warning: out of memory in the {what}{memory}. It is done again, with the same result, and the run goes "
             f"on at {new} instead of {old} {unit} at a time{self._field_words(*change)}"
         )

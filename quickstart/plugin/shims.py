@@ -122,7 +122,9 @@ def processor_once(name_or_path: str, **kwargs: Any) -> Any:
     return hf_processor(name_or_path, **kwargs)
 
 
-def leave_whole(arena: Arena | None) -> Callable[[torch.nn.Module, dict[str, Any], Any], None]:
+def leave_whole(
+    arena: Arena | None, tell: Callable[[str], None] = print
+) -> Callable[[torch.nn.Module, dict[str, Any], Any], None]:
     """One device has nothing to shard: the model stays a plain module, which verl's engine treats as "version 0".
 
     Stands for verl.utils.fsdp_utils.apply_fsdp2. Mixed precision is left to autocast, which verl's engine opens in any
@@ -131,6 +133,7 @@ def leave_whole(arena: Arena | None) -> Callable[[torch.nn.Module, dict[str, Any
     Args:
         arena: where passes are captured as CUDA graphs; None: they are not. Weights that move to the host between two
             passes cannot be in a graph.
+        tell: told when capturing fails.
     """
 
     def apply(model: torch.nn.Module, fsdp_kwargs: dict[str, Any], config: Any) -> None:
@@ -142,7 +145,7 @@ def leave_whole(arena: Arena | None) -> Callable[[torch.nn.Module, dict[str, Any
         if config.forward_only and config.mixed_precision:
             store_products(model, PrecisionType.to_dtype(config.mixed_precision["param_dtype"]))
         if not config.param_offload:
-            graph_body(model, arena)
+            graph_body(model, arena, tell)
 
     return apply
 
@@ -250,7 +253,7 @@ def _unsharded_shims(device: str, halving: Halving) -> list[Shim]:
         Shim(
             module=transformer_impl,
             name="apply_fsdp2",
-            replacement=leave_whole(Arena() if device == "cuda" else None),
+            replacement=leave_whole(Arena() if device == "cuda" else None, halving.tell),
             why=why,
             where=where,
         ),
