@@ -266,13 +266,28 @@ class TestBatching:
         shapes, _ = self.forwards(tied(stop_token_ids=[NEVER]), PROMPTS, sampling)
         assert [rows for rows, _ in shapes] == [4, 4, *[2] * 7]
 
-    @pytest.mark.parametrize("rows", [1, 3, 4, 100])
-    def test_max_rows_splits_and_keeps_the_order(self, make, rows):
+    @pytest.mark.parametrize(("rows", "at_once"), [(1, 1), (2, 2), (3, 2), (4, 4), (100, 4)])
+    def test_max_rows_splits_evenly_and_keeps_the_order(self, make, rows, at_once):
         sampling = [Sampling(temperature=0.0, max_new_tokens=n) for n in (4, 6, 8, 10)]
         shapes, answers = self.forwards(make(stop_token_ids=[NEVER], max_rows=rows), PROMPTS, sampling)
-        assert max(r for r, _ in shapes) == min(rows, 4)
+        assert max(r for r, _ in shapes) == at_once
         whole = make(stop_token_ids=[NEVER]).generate(PROMPTS, sampling)
         assert [a.token_ids for a in answers] == [a.token_ids for a in whole]
+
+    def test_a_fixed_cache_serves_all_batches_of_a_call(self, model, monkeypatch):
+        """Five answers, two at a time: the third batch is filled up, and nothing of that is seen."""
+        made = []
+        real = GraphGenerator._new_step
+        monkeypatch.setattr(GraphGenerator, "_new_step", lambda self, *a: made.append(a[0]) or real(self, *a))
+        prompts = [*PROMPTS, [7, 7, 8]]
+        sampling = [Sampling(temperature=0.0, max_new_tokens=8)] * 5
+        options = {"stop_token_ids": [NEVER], "pad_token_id": STOP, "seed": 0}
+        answers = GraphGenerator(model, max_rows=2, **options).generate(prompts, sampling)
+        assert made == [2]
+        expected = Generator(model, **options).generate(prompts, sampling)
+        assert [a.token_ids for a in answers] == [a.token_ids for a in expected]
+        assert [a.finish_reason for a in answers] == ["length"] * 5
+        assert GraphGenerator(model, max_rows=2, **options).generate([], []) == []
 
     def test_a_long_prompt_does_not_change_a_short_one(self, make):
         long, how = list(range(2, 202)), Sampling(temperature=0.0, max_new_tokens=10)

@@ -349,11 +349,11 @@ class TestOutOfMemory:
         generator, rows = rollout._generator, []
         original = generator._batch
 
-        def fail(prompts, sampling, on_tokens):
+        def fail(prompts, sampling, *more):
             rows.append(len(prompts))
             if len(rows) in failing:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return original(prompts, sampling, on_tokens)
+            return original(prompts, sampling, *more)
 
         generator._batch = fail
         return rows

@@ -146,7 +146,7 @@ class Generator:
         stop_token_ids: a row ends with the first of these, which stays in the answer.
         pad_token_id: any valid id; padded places are masked.
         seed: seeds the draws; the same calls in the same order give the same tokens.
-        max_rows: rows in one forward; more requests than that run in several batches, longest prompts first.
+        max_rows: most rows in one forward; more requests than that run in batches of like size, longest prompts first.
     """
 
     def __init__(
@@ -185,13 +185,16 @@ class Generator:
             on_tokens: told the number of new tokens after each step (a progress bar).
         """
         assert all(len(prompt) > 0 for prompt in prompts), "an empty prompt: there is nothing to attend to"
-        step = self.max_rows or len(prompts)
-        by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i])) if step < len(prompts) else None
+        if not prompts:
+            return []
+        batches = -(-len(prompts) // (self.max_rows or len(prompts)))
+        size = -(-len(prompts) // batches)
+        by_length = sorted(range(len(prompts)), key=lambda i: -len(prompts[i])) if batches > 1 else None
         order = by_length or list(range(len(prompts)))
         done: dict[int, Completion] = {}
-        for start in range(0, len(order), step):
-            rows = order[start : start + step]
-            batch = self._batch([prompts[i] for i in rows], [sampling[i] for i in rows], on_tokens)
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            batch = self._batch([prompts[i] for i in rows], [sampling[i] for i in rows], on_tokens, size)
             done.update(zip(rows, batch, strict=True))
         return [done[i] for i in range(len(prompts))]
 
@@ -200,7 +203,9 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         sampling: Sequence[Sampling],
         on_tokens: Callable[[int], None] | None,
+        size: int,
     ) -> list[Completion]:
+        """One batch. size: rows of all batches of this call but the last, which may have fewer."""
         logits, cache, mask = self._prefill(prompts)
         settings = _Settings.of(sampling, logits.shape[-1], self.device)
         tokens_of: list[list[int]] = [[] for _ in prompts]

@@ -84,11 +84,15 @@ class GraphGenerator(Generator):
         prompts: Sequence[Sequence[int]],
         sampling: Sequence[Sampling],
         on_tokens: Callable[[int], None] | None,
+        size: int,
     ) -> list[Completion]:
+        """One batch, filled up to `size` rows by some that have ended: the graph of the batch before serves it."""
         new = max(s.max_new_tokens for s in sampling)
         ids, mask, owner = self._padded(prompts)
-        step = self._step_for(len(prompts), ids.shape[1] + new, new, sampling)
-        self._prefill_into(step, ids, mask, owner)
+        spare = size - len(prompts)
+        owner = torch.cat([owner, owner[-1:].expand(spare)])
+        step = self._step_for(size, ids.shape[1] + new, new, [*sampling, *[sampling[-1]] * spare])
+        self._prefill_into(step, ids, mask, owner, spare)
         for done in range(1, new):
             self._replay(step)
             if done % LOOK_EVERY == 0:
@@ -96,7 +100,7 @@ class GraphGenerator(Generator):
                     on_tokens(LOOK_EVERY * len(prompts))
                 if bool(step.ended.all()):
                     break
-        return self._completions(step)
+        return self._completions(step)[: len(prompts)]
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         different, owner = unique_prompts(prompts)
@@ -136,8 +140,10 @@ class GraphGenerator(Generator):
             settings=settings,
         )
 
-    def _prefill_into(self, step: _Step, ids: torch.Tensor, mask: torch.Tensor, owner: torch.Tensor) -> None:
-        """Read the prompts, fill the cache, draw the first token."""
+    def _prefill_into(
+        self, step: _Step, ids: torch.Tensor, mask: torch.Tensor, owner: torch.Tensor, spare: int
+    ) -> None:
+        """Read the prompts, fill the cache, draw the first token. The last `spare` rows have ended."""
         width = ids.shape[1]
         prompts = DynamicCache()
         logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), prompts)
@@ -150,6 +156,7 @@ class GraphGenerator(Generator):
         step.index.zero_()
         for buffer in (step.ended, step.lengths, step.stopped):
             buffer.zero_()
+        step.ended[len(owner) - spare :] = True
         self._take(step, logits[owner])
 
     def _fill_cache(self, step: _Step, prompts: Any, owner: torch.Tensor, width: int) -> None:
