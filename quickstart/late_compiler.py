@@ -135,9 +135,13 @@ class _LateModule(ModuleType):
         self._late = _Late(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":  # what tools look for in every module
             raise AttributeError(name)
         return self._late.answer(name)
+
+    def __dir__(self) -> list[str]:
+        self._late.execute()
+        return sorted(vars(self))
 
 
 class _Finder:

@@ -40,6 +40,8 @@ ASKED = {
     "compile": "torch.compile(lambda x: x, backend='eager')",
     "reset": "torch._dynamo.reset()",
     "rules": "torch._dynamo.trace_rules.lookup_callable",
+    "all of it": "exec('from torch._dynamo import *', taken := {}); assert 'optimize' in taken",
+    "its names": "assert 'optimize' in dir(torch._dynamo)",
     "part": "import torch._dynamo.utils",
     "part of it": "from torch._dynamo import eval_frame",
     "module": "torch._dynamo.disable(torch.nn.Linear(1, 1))",
