@@ -1,7 +1,6 @@
 """Packages that others import on the side, and that no run needs: seconds before the start.
 
-Hidden, or put off (late_compiler.py), around the imports that ask for them and nowhere else: the user's own code, a
-reward, may well use one.
+Hidden around the imports that ask for them and nowhere else: the user's own code, a reward, may well use one.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from quickstart import late_compiler
 
 # vllm (unless it is the rollout engine): verl's checkpoint engines ask for it (10 s); timm, sklearn: transformers'
 # image models and candidate generator (1.9 s and 3 s); wandb: through timm (1.6 s; verl's Tracking imports it again
@@ -27,7 +24,7 @@ def unused_packages(rollout_engine: str) -> tuple[str, ...]:
 @contextmanager
 def light(rollout_engine: str = "hf") -> Iterator[None]:
     """Imports inside the block bring what a run with this rollout engine needs, and little more."""
-    with garbage_kept(), late_compiler.late(), without_packages(*unused_packages(rollout_engine)):
+    with garbage_kept(), without_packages(*unused_packages(rollout_engine)):
         yield
 
 
