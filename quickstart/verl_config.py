@@ -133,8 +133,11 @@ def critic_path(cfg: RunConfig) -> str:
 
 def _optimizer(cfg: RunConfig, prefix: str, learning_rate: float) -> dict[str, Any]:
     rl = cfg.rl
-    fused = {f"{prefix}.override_optimizer_config": {"fused": True}} if cfg.training.device == "cuda" else {}
-    return fused | {
+    # float16: the fused kernel wants found_inf as a number, and verl's scaler for FSDP has a list of one
+    # (torch/distributed/fsdp/sharded_grad_scaler.py), so that the first update would stop
+    fused = cfg.training.device == "cuda" and cfg.model.torch_dtype != "float16"
+    own = {f"{prefix}.override_optimizer_config": {"fused": True}} if fused else {}
+    return own | {
         f"{prefix}.lr": learning_rate,
         f"{prefix}.lr_scheduler_type": rl.lr_scheduler_type,
         f"{prefix}.lr_warmup_steps_ratio": rl.warmup_ratio,
