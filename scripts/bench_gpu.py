@@ -68,9 +68,12 @@ def measure(
 ) -> Measured:
     """Run a command; note when its first step is done, and the largest memory that nvidia-smi shows meanwhile."""
     result = Measured(name=name)
+    variables = os.environ | environment
+    # with it every run, ours and others', compiles thousands of modules anew: then no cache is warm
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environment)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=variables)
         over = threading.Event()
         watcher = threading.Thread(target=_watch_memory, args=(result, over), daemon=True)
         watcher.start()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
+from pathlib import Path
+from typing import Any
+
 import pytest
 from packaging.requirements import Requirement
 
@@ -67,3 +72,49 @@ def test_trl_one_breaks_the_import_of_verl() -> None:
     (found,) = p.judge_trl({"trl": "1.16.0"}.get)
     assert (found.state, found.found) == ("error", "1.16.0")
     assert "pip uninstall trl" in found.fix
+
+
+class TestBytecode:
+    @pytest.fixture
+    def missing(self, tmp_path: Path) -> dict[Path, Path]:
+        """A package without bytecode, in a folder that takes some."""
+        source = tmp_path / "site-packages" / "torch" / "__init__.py"
+        source.parent.mkdir(parents=True)
+        return {source: source.parent / "__pycache__" / "__init__.cpython-311.pyc"}
+
+    def test_what_pip_has_installed_is_compiled(self) -> None:
+        assert p.judge_bytecode(p.uncompiled(), kept=False) == []
+
+    def test_a_source_without_bytecode_is_seen_and_not_imported(self, tmp_path: Path, monkeypatch: Any) -> None:
+        source = tmp_path / "quickstart_uncompiled" / "__init__.py"
+        source.parent.mkdir()
+        source.write_text("raise AssertionError('imported')")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        names = ["quickstart_uncompiled", "quickstart_not_there"]
+        ((found, place),) = p.uncompiled(names).items()
+        assert found == source
+        py_compile.compile(str(source))
+        assert place.exists()
+        assert p.uncompiled(names) == {}
+
+    def test_python_that_keeps_none_is_told_with_both_ways_out(self, missing: dict[Path, Path]) -> None:
+        (found,) = p.judge_bytecode(missing, kept=False)
+        assert found.state == "warning"
+        assert "torch have none, and PYTHONDONTWRITEBYTECODE" in found.found
+        site = next(iter(missing)).parent.parent
+        assert found.fix.startswith("unset PYTHONDONTWRITEBYTECODE, or once")
+        assert found.fix.endswith(f"python -m compileall -q -j 0 {site}")
+
+    def test_the_first_start_after_an_installation_is_no_fault(self, missing: dict[Path, Path]) -> None:
+        assert p.judge_bytecode(missing, kept=True) == []
+
+    def test_a_folder_that_takes_none_is_named(self, missing: dict[Path, Path], monkeypatch: Any) -> None:
+        monkeypatch.setattr(p, "writable", lambda place: False)  # root may write anywhere
+        (found,) = p.judge_bytecode(missing, kept=True)
+        assert f"Python may not write {next(iter(missing.values())).parent}" in found.found
+        assert "unset" not in found.fix
+
+    def test_writable_asks_the_nearest_folder(self, tmp_path: Path, monkeypatch: Any) -> None:
+        assert p.writable(tmp_path / "a" / "b" / "c.pyc")
+        monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)
+        assert not p.writable(tmp_path / "a" / "b" / "c.pyc")

@@ -295,6 +295,19 @@ class TestInstall:
         shims.install("cpu")()
         assert asked == ["expandable_segments:True"]
 
+    @pytest.mark.parametrize("before", [True, False])
+    def test_cudnn_makes_no_plans_during_a_run(self, before):
+        """A user's own choice is there again after it."""
+        was = torch.backends.cuda.cudnn_sdp_enabled()
+        try:
+            torch.backends.cuda.enable_cudnn_sdp(before)
+            undo = shims.install("cpu")
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            undo()
+            assert torch.backends.cuda.cudnn_sdp_enabled() == before
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(was)
+
     def test_a_missing_name_is_an_error_and_nothing_is_replaced(self):
         from verl.utils import model
 

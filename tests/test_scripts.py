@@ -85,6 +85,15 @@ def test_the_benchmark_reads_a_run_of_trl(bench, tmp_path, monkeypatch):
     assert found.steps == [found.first_update, 0.25, 0.75]
 
 
+def test_runs_of_the_benchmark_keep_bytecode(bench, tmp_path, monkeypatch):
+    """What a container sets to stay small makes every start compile its imports: no time of one with warm caches."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    bench.measure("x", command, log, lambda: 0, {}, 60)
+    assert log.read_text().strip() == "False"
+
+
 def test_the_benchmark_repeats_its_rows_with_prompts_of_their_own(bench, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "chosen": "x"}\n{"prompt": "b", "chosen": "y"}\n')
     rows = bench.work_of.rows_file(tmp_path, 5).read_text().splitlines()

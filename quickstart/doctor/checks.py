@@ -6,6 +6,7 @@ apart (IMPORTS): they take seconds, and a training run does without.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from quickstart.arguments import CRITIC_TYPES, ROLLOUT_TYPES
@@ -51,6 +52,7 @@ def environment_checks(facts: Facts) -> list[Check]:
     def versions() -> Iterable[Finding]:
         on_gpu = facts.device == "cuda"
         yield from packages.judge_packages(packages.wanted_versions(), packages.installed, on_gpu=on_gpu)
+        yield from packages.judge_bytecode(packages.uncompiled(), kept=not sys.dont_write_bytecode)
 
     def torch() -> Iterable[Finding]:
         build, driver = accelerator.torch_build(), accelerator.driver_cuda()
