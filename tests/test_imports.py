@@ -5,11 +5,19 @@ import importlib
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import warm
 
 from quickstart import imports
+
+
+class Loop:
+    """Garbage that only a search finds."""
+
+    def __init__(self):
+        self.me = self
 
 
 class TestHiddenPackages:
@@ -53,6 +61,26 @@ class TestLight:
             assert not gc.isenabled()
         finally:
             gc.enable()
+
+    def test_later_searches_leave_out_what_was_imported_until_they_look_everywhere_again(self):
+        before = gc.get_freeze_count()
+        with imports.searched_again():
+            with imports.light():
+                pass
+            assert gc.get_freeze_count() > before
+            new = Loop()
+            alive = weakref.ref(new)
+            del new
+            gc.collect()
+            assert alive() is None
+        assert gc.get_freeze_count() == 0
+
+    def test_garbage_of_before_is_freed_before_and_not_kept(self):
+        old = Loop()
+        alive = weakref.ref(old)
+        del old
+        with imports.searched_again(), imports.light():
+            assert alive() is None
 
     def test_only_the_rollout_engine_that_is_used_is_found(self, tmp_path, monkeypatch):
         (tmp_path / "vllm.py").write_text("value = 3\n")

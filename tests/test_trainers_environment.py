@@ -136,3 +136,21 @@ class TestImportsWhole:
         with environment.imports_whole():
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
+
+
+class TestWake:
+    def test_a_cpu_needs_no_waking(self):
+        assert environment.wake("cpu") is None
+
+    @pytest.mark.gpu
+    def test_a_gpu_is_awake_after_it(self):
+        import torch
+
+        thread = environment.wake("cuda")
+        assert thread is not None
+        thread.join(60)
+        assert torch.cuda.is_initialized()
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda:99", "nonsense"])
+    def test_what_is_wrong_is_left_to_the_run(self, device):
+        environment._first_product(device)

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
 
+from quickstart.plugin.attention import choose_by_length
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
 from quickstart.plugin.lean_decode import join_projections
@@ -171,13 +173,15 @@ class LocalRollout(BatchingRollout):
         self._halved = False
         self._device = torch.device(device_mesh.device_type)
         self._dtype = getattr(torch, self.config.dtype)
-        with init_empty_weights(include_buffers=False):
+        # no_init_weights: drawing numbers for parameters without memory takes half a second
+        with no_init_weights(), init_empty_weights(include_buffers=False):
             self.model = AutoModelForCausalLM.from_config(
                 self._own_config(),
                 dtype=self._dtype,
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
         if self._device.type == "cuda":
+            choose_by_length(self.model)
             make_lean(self.model)
 
     def _own_config(self) -> Any:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from quickstart.errors import Fault, UserError
-from quickstart.plugin import SUPPORTED_VERL
+from quickstart.plugin import SUPPORTED_VERL, attention
 from quickstart.plugin.fused_head import patch_one_model
 from quickstart.plugin.graphed_body import Arena, graph_body
 from quickstart.plugin.lean_layers import make_lean, store_products
+from quickstart.plugin.model_class import text_class_first
 from quickstart.plugin.nested_rows import chunk_rows, select_rows
 from quickstart.plugin.retry import Halving
 
@@ -141,6 +142,7 @@ def leave_whole(
 
         if arena is None:
             return
+        attention.choose_by_length(model)
         make_lean(model)
         if config.forward_only and config.mixed_precision:
             store_products(model, PrecisionType.to_dtype(config.mixed_precision["param_dtype"]))
@@ -191,6 +193,13 @@ def _common_shims(trust_remote_code: bool) -> list[Shim]:
             replacement=load_value_head_model,
             why="it hard-codes flash_attention_2 and asks for trl, which verl 0.9.1 cannot stand beside",
             where="verl/utils/model.py:640-686",
+        ),
+        Shim(
+            module=model,
+            name="get_hf_auto_model_class",
+            replacement=text_class_first(model.get_hf_auto_model_class),
+            why="to see that a model shows no images it imports all that do: 0.5 s",
+            where="verl/utils/model.py:693-711",
         ),
         Shim(
             module=torch_functional,
@@ -357,24 +366,13 @@ def install(
             halving=halving,
         )
     )
-    cudnn_back = without_cudnn_attention()
+    cudnn_back = attention.without_cudnn()
 
     def undo() -> None:
         cudnn_back()
         names_back()
 
     return undo
-
-
-def without_cudnn_attention() -> Callable[[], None]:
-    """Leave cuDNN out of scaled_dot_product_attention; the returned call puts the choice back.
-
-    torch 2.11 takes it first on Hopper and Blackwell, and it compiles a plan for every shape: 0.5 s forward and 0.8 s
-    backward on an H200, again with each new longest answer of a batch. The kernels that stay have none to compile.
-    """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    return lambda: torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def replace_names(shims: list[Shim]) -> Callable[[], None]:

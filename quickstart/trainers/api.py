@@ -94,7 +94,11 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
             kept.
         KeyboardInterrupt: the user stopped it; what was done is kept.
     """
-    started = time.monotonic()
+    with imports.searched_again():
+        return _train(cfg, choices, argv, time.monotonic())
+
+
+def _train(cfg: RunConfig, choices: Sequence[Choice], argv: Sequence[str], started: float) -> RunResult:
     check_built(cfg)
     run = check(cfg, choices)
     cfg = run.cfg
@@ -120,7 +124,8 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
 def foresee(cfg: RunConfig, choices: Sequence[Choice] = ()) -> Foreseen:
     """What :func:`train` would do, and whether it would begin. Starts and downloads nothing. Raises UserError."""
     check_built(cfg)
-    return checking.foresee(cfg, choices)
+    with imports.searched_again():
+        return checking.foresee(cfg, choices)
 
 
 # Settings that are foreseen and not built: what they would need, and what to write instead.
@@ -208,6 +213,7 @@ def _ppo(
     engine = cfg.rl.rollout_engine
     loaded = "vllm and verl" if engine == "vllm" else "verl"
     recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    environment.wake(cfg.training.device)
     environment.set_threads(int(cfg.training.num_threads))
     environment.keep_datasets_in(cache_folder(cfg))
     with imports.light(engine), environment.imports_whole():
@@ -265,6 +271,7 @@ def _preference(
     cfg = ready.cfg
     assert ready.rows.preference is not None, "a method without rollouts"
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    environment.wake(cfg.training.device)
     environment.set_threads(int(cfg.training.num_threads))
     with imports.light(), environment.imports_whole():
         from quickstart.trainers import watch

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -48,6 +48,23 @@ def keep_datasets_in(folder: Path) -> None:
     loaded = sys.modules.get("datasets")
     if loaded is not None:
         loaded.config.HF_DATASETS_CACHE = path
+
+
+def wake(device: str) -> threading.Thread | None:
+    """Give a GPU its first products in the background, beside imports: its context and cuBLAS take half a second."""
+    if device != "cuda":
+        return None
+    thread = threading.Thread(target=_first_product, args=(device,), name="quickstart-wake", daemon=True)
+    thread.start()
+    return thread
+
+
+def _first_product(device: str) -> None:
+    import torch
+
+    with suppress(Exception):  # what is wrong with the device the run meets itself, where it can say what it was doing
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.ones(64, 64, dtype=dtype, device=device).matmul(torch.ones(64, 64, dtype=dtype, device=device)).sum()
 
 
 def set_threads(count: int) -> None:
