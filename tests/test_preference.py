@@ -316,6 +316,28 @@ def test_reference_of_another_model_is_another(build: Build, tmp_path: Path) -> 
     assert weights_digest(one) == weights_digest(tiny_models.save_policy(tmp_path / "three", seed=1))
 
 
+def test_weights_are_read_once_however_often_they_are_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
+    from quickstart.trainers import preference_reference as reference
+
+    read: list[Path] = []
+    monkeypatch.setattr(reference, "weights_digest", lambda folder: read.append(folder) or "digest")
+    digest = reference.WeightsDigest(tmp_path)
+    assert read == []
+    digest.begin()
+    assert [digest.value(), digest.value()] == ["digest", "digest"]
+    assert read == [tmp_path]
+
+
+def test_weights_that_cannot_be_read_are_told_to_who_asks(tmp_path: Path) -> None:
+    from quickstart.trainers.preference_reference import WeightsDigest
+
+    (tmp_path / "model.safetensors").mkdir()  # opening it fails
+    digest = WeightsDigest(tmp_path)
+    digest.begin()
+    with pytest.raises(IsADirectoryError):
+        digest.value()
+
+
 def test_gradients_that_stay_broken_end_the_run(build: Build) -> None:
     """verl skips an update that is not finite; three in a row stop the run, with the weights as they were."""
     before: dict[str, torch.Tensor] = {}

@@ -28,7 +28,7 @@ from quickstart.trainers.export import export_model
 from quickstart.trainers.preference_batches import Encoded, TokenRow, steps_of
 from quickstart.trainers.preference_data import PreferenceData
 from quickstart.trainers.preference_objective import averages
-from quickstart.trainers.preference_reference import reference_log_probs
+from quickstart.trainers.preference_reference import WeightsDigest, reference_log_probs
 from quickstart.trainers.preference_samples import Reward, Sampler, before_after, questions_of
 from quickstart.trainers.preference_split import Split, visited
 from quickstart.trainers.resume import checkpoints, reading, write_manifest
@@ -66,6 +66,9 @@ def run_preference(
         UserError: a key of the `verl` section does not exist.
         StopRequested, RunError: see :meth:`PreferenceTrainer.fit`.
     """
+    weights = WeightsDigest(Path(cfg.model.model_name_or_path))
+    if data.objective.uses_reference:
+        weights.begin()
     keys = verl_config.translate_preference(cfg, chat_template=chat_template, steps=steps)
     whole = verl_compose.compose_preference(keys, cfg.verl)
     halving = Halving(cfg.rl.per_device_train_batch_size, reporter.phase)
@@ -87,6 +90,7 @@ def run_preference(
                 reporter=reporter,
                 stop=stop,
                 resume=resume,
+                weights=weights,
             )
             ready()
             with clear_end(lambda: f"step {trainer.global_step + 1}"):
@@ -110,6 +114,7 @@ class PreferenceTrainer:
         reporter: told what happens.
         stop: asked between two steps; True ends the run.
         resume: a checkpoint folder global_step_N of the same settings.
+        weights: digest of the starting weights, perhaps begun already; default: begun when it is asked for.
     """
 
     def __init__(
@@ -126,10 +131,12 @@ class PreferenceTrainer:
         reporter: Reporter,
         stop: Callable[[], bool],
         resume: Path | None = None,
+        weights: WeightsDigest | None = None,
     ) -> None:
         self.policy, self.cfg, self.data, self.tokenizer = policy, cfg, data, tokenizer
         self.steps, self._folder, self._cache = steps, folder, cache
         self._reporter, self._stop = reporter, stop
+        self._weights = weights or WeightsDigest(Path(cfg.model.model_name_or_path))
         scaler = getattr(policy.engine, "scaler", None)
         self._watch = GradientWatch({"grad_norm": "loss"}, REMEDY, lambda _: scaler, reporter.phase)
         self._block = cfg.rl.per_device_train_batch_size
@@ -199,7 +206,7 @@ class PreferenceTrainer:
             rows,
             lambda wanted: self.log_probs(wanted, base=True),
             cache=self._cache,
-            model=Path(self.cfg.model.model_name_or_path),
+            weights=self._weights.value(),
             facts={
                 "dtype": str(self.cfg.model.torch_dtype),
                 "device": str(self.cfg.training.device),
