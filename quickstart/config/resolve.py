@@ -166,9 +166,9 @@ def choose_kl_estimator(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
 def choose_engine(cfg: RunConfig, probe: Probe) -> tuple[Any, str]:
     """hf, however many steps are planned: vllm starts later and takes longer a step.
 
-    Measured side by side on one H200 (0.5B model, 12,800 answer tokens a step, PPO): command to first update 26 s with
-    hf and 69 s with vllm; a later rollout 0.8 s with hf's graphs and 2.4 s with vllm, which draws each row by a seed of
-    its own. Without graphs (layers with a sliding window) hf takes 2.2 s.
+    Measured side by side on one H200 (0.5B model, 12,800 answer tokens a step, PPO): command to first update 28 s with
+    hf and 103 s with vllm; a later rollout 0.7 s with hf's graphs and 2.2 s with vllm. Without graphs (layers with a
+    sliding window) hf takes 2.2 s.
     """
     return "hf", "first to start, and no engine measured faster in later steps"
 

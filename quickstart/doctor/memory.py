@@ -26,7 +26,7 @@ Error against measured peaks (resident memory of whole processes on a CPU, scrip
 Repeats of one run differ by up to 13 %. On a GPU (H200, nvidia-smi, scripts/bench_gpu.py, Qwen2-0.5B's shape, bfloat16;
 the plan keeps RESERVE free for it):
     -5 % to +2 %    PPO of 100 and 400 prompts with 128 new tokens, of 100 with 512, GRPO: 17.8 to 33.2 GiB
-    -44 %           DPO in 5 passes an update, 36.1 GiB, while its graphs could not be captured; not measured since
+    -7 %            DPO in 5 passes an update, 21.5 GiB
 A run with a memory budget takes all of it: what torch frees it keeps up to the cap.
 
 Not here: what the machine has (machine.py).
