@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import py_compile
+import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -78,7 +81,7 @@ class TestBytecode:
     @pytest.fixture
     def missing(self, tmp_path: Path) -> dict[Path, Path]:
         """A package without bytecode, in a folder that takes some."""
-        source = tmp_path / "site-packages" / "torch" / "__init__.py"
+        source = tmp_path / "site packages" / "torch" / "__init__.py"
         source.parent.mkdir(parents=True)
         return {source: source.parent / "__pycache__" / "__init__.cpython-311.pyc"}
 
@@ -103,7 +106,9 @@ class TestBytecode:
         assert "torch have none, and PYTHONDONTWRITEBYTECODE" in found.found
         site = next(iter(missing)).parent.parent
         assert found.fix.startswith("unset PYTHONDONTWRITEBYTECODE, or once")
-        assert found.fix.endswith(f"python -m compileall -q -j 0 {site}")
+        command = shlex.split(found.fix.partition("write: ")[2])
+        assert command[0] == sys.executable
+        assert command[-6:] == ["-m", "compileall", "-qq", "-j", "0", str(site)]
 
     def test_the_first_start_after_an_installation_is_no_fault(self, missing: dict[Path, Path]) -> None:
         assert p.judge_bytecode(missing, kept=True) == []
@@ -113,6 +118,11 @@ class TestBytecode:
         (found,) = p.judge_bytecode(missing, kept=True)
         assert f"Python may not write {next(iter(missing.values())).parent}" in found.found
         assert "unset" not in found.fix
+
+    def test_what_is_no_source_file_is_no_such_package(self, monkeypatch: Any) -> None:
+        odd = ModuleType("quickstart_odd")  # __spec__ is None, for which find_spec raises
+        monkeypatch.setitem(sys.modules, "quickstart_odd", odd)
+        assert p.uncompiled(["quickstart_odd", "sys", "quickstart_not_there"]) == {}
 
     def test_writable_asks_the_nearest_folder(self, tmp_path: Path, monkeypatch: Any) -> None:
         assert p.writable(tmp_path / "a" / "b" / "c.pyc")

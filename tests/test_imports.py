@@ -62,12 +62,11 @@ class TestLight:
         finally:
             gc.enable()
 
-    def test_later_searches_leave_out_what_was_imported_until_they_look_everywhere_again(self):
-        before = gc.get_freeze_count()
-        with imports.searched_again():
+    def test_in_a_run_later_searches_leave_out_what_was_imported(self):
+        with imports.set_aside():
             with imports.light():
                 pass
-            assert gc.get_freeze_count() > before
+            assert gc.get_freeze_count() > 0
             new = Loop()
             alive = weakref.ref(new)
             del new
@@ -75,12 +74,33 @@ class TestLight:
             assert alive() is None
         assert gc.get_freeze_count() == 0
 
+    def test_outside_of_a_run_nothing_is_set_aside(self):
+        """A notebook that calls a scorer, or the doctor."""
+        with imports.light():
+            pass
+        assert gc.get_freeze_count() == 0
+
+    def test_everything_is_searched_again_after_an_error(self):
+        with pytest.raises(ZeroDivisionError), imports.set_aside(), imports.light():
+            _ = 1 / 0
+        assert gc.get_freeze_count() == 0
+
     def test_garbage_of_before_is_freed_before_and_not_kept(self):
         old = Loop()
         alive = weakref.ref(old)
         del old
-        with imports.searched_again(), imports.light():
+        with imports.set_aside(), imports.light():
             assert alive() is None
+
+    def test_what_a_user_has_set_aside_stays_so(self):
+        gc.freeze()
+        count = gc.get_freeze_count()
+        try:
+            with imports.set_aside(), imports.light():
+                pass
+            assert gc.get_freeze_count() == pytest.approx(count, rel=0.01)
+        finally:
+            gc.unfreeze()
 
     def test_only_the_rollout_engine_that_is_used_is_found(self, tmp_path, monkeypatch):
         (tmp_path / "vllm.py").write_text("value = 3\n")

@@ -41,10 +41,10 @@ def test_each_pass_chooses_for_its_own_length() -> None:
     first, second = Model(), Model()
     for model in (first, second):
         attention.choose_by_length(model)
-    for length in (1, 511, 512, 2048, 511):
+    for length in (1, 480, 481, 512, 2048, 480):  # graphs round 481 up to 512
         first(input_ids=torch.zeros(2, length, dtype=torch.int64))
         second(input_ids=torch.zeros(1, 3, dtype=torch.int64))
-    assert first.chosen == [False, False, True, True, False]
+    assert first.chosen == [False, False, True, True, True, False]
     assert not any(second.chosen)
 
 
@@ -61,3 +61,21 @@ def test_the_choice_stays_for_layers_that_are_computed_again() -> None:
     attention.choose_by_length(model)
     model(input_ids=torch.zeros(1, attention.CUDNN_FROM, dtype=torch.int64))
     assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_pass_without_gradients_leaves_no_plans_to_others() -> None:
+    """A reward model, say, whose scores must not depend on what ran before."""
+    model = Model()
+    attention.choose_by_length(model)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 600, dtype=torch.int64))
+    assert model.chosen == [True]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_rollout_takes_no_plans_however_long_its_prompts_are() -> None:
+    model = Model()
+    attention.never_plan(model)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    model(input_ids=torch.zeros(1, 600, dtype=torch.int64))
+    assert model.chosen == [False]

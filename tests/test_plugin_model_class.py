@@ -19,7 +19,7 @@ def classes():
     return model.get_hf_auto_model_class, text_class_first(model.get_hf_auto_model_class)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma3_text", "qwen2_vl", "llava", "bert"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma3_text", "qwen2_vl", "llava", "bert", "evolla"])
 @pytest.mark.parametrize("head", ["ForCausalLM", "ForTokenClassification", "ForConditionalGeneration", "Model"])
 def test_the_same_class(classes, kind, head):
     config = transformers.AutoConfig.for_model(kind)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,17 +140,41 @@ class TestImportsWhole:
         assert signal.getsignal(signal.SIGINT) is before
 
 
-class TestWake:
-    def test_a_cpu_needs_no_waking(self):
-        assert environment.wake("cpu") is None
+class TestAwake:
+    def of(self, device, **verl):
+        return SimpleNamespace(training=SimpleNamespace(device=device), verl=verl)
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Devices that were given products."""
+        devices = []
+        monkeypatch.setattr(environment, "_first_product", devices.append)
+        return devices
+
+    @pytest.mark.parametrize(
+        ("device", "verl", "wanted"),
+        [
+            ("cpu", {}, []),
+            ("cuda", {}, ["cuda"]),
+            ("cuda", {"actor_rollout_ref.actor.fsdp_config.full_determinism": True}, []),
+        ],
+    )
+    def test_a_gpu_is_woken_unless_verl_is_to_set_it_up_first(self, asked, device, verl, wanted):
+        with environment.awake(self.of(device, **verl)):
+            pass
+        assert asked == wanted
+
+    def test_it_is_over_after_an_error_too(self, asked):
+        with pytest.raises(ZeroDivisionError), environment.awake(self.of("cuda")):
+            _ = 1 / 0
+        assert not [t for t in threading.enumerate() if t.name == "quickstart-wake"]
 
     @pytest.mark.gpu
     def test_a_gpu_is_awake_after_it(self):
         import torch
 
-        thread = environment.wake("cuda")
-        assert thread is not None
-        thread.join(60)
+        with environment.awake(self.of("cuda")):
+            pass
         assert torch.cuda.is_initialized()
 
     @pytest.mark.parametrize("device", ["cpu", "cuda:99", "nonsense"])

@@ -7,6 +7,8 @@ torch 2.11.0), so an installed package outside of an extra's range is said, not 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -137,11 +139,23 @@ def judge_trl(version_of: Versions) -> list[Finding]:
 
 
 def uncompiled(names: Iterable[str] = HEAVY) -> dict[Path, Path]:
-    """First source file of each package that has no bytecode -> where it should lie. Imports nothing."""
-    specs = (util.find_spec(name) for name in names)
-    sources = [spec.origin for spec in specs if spec is not None and spec.origin]
-    places = {Path(source): Path(util.cache_from_source(source)) for source in sources}
+    """First source file of each package that has no bytecode -> where it should lie. Imports nothing.
+
+    What has no source file there (a zip, bytecode alone) is no such package.
+    """
+    sources = [source for name in names if (source := source_of(name)) is not None]
+    places = {source: Path(util.cache_from_source(str(source))) for source in sources}
     return {source: place for source, place in places.items() if not place.exists()}
+
+
+def source_of(name: str) -> Path | None:
+    """The file that importing a package would begin with."""
+    try:
+        spec = util.find_spec(name)
+    except ValueError:  # something that was put among the modules by hand
+        return None
+    source = Path(spec.origin) if spec is not None and spec.origin else None
+    return source if source is not None and source.suffix == ".py" and source.is_file() else None
 
 
 def judge_bytecode(missing: Mapping[Path, Path], *, kept: bool) -> list[Finding]:
@@ -157,10 +171,12 @@ def judge_bytecode(missing: Mapping[Path, Path], *, kept: bool) -> list[Finding]
     if not lost:
         return []
     names = ", ".join(source.parent.name for source in lost)
-    source, place = next(iter(lost.items()))
+    place = next(iter(lost.values()))
     why = f"Python may not write {place.parent}" if kept else "PYTHONDONTWRITEBYTECODE (or python -B) is set"
     rule = "so thousands of files are compiled at every start (22 instead of 9 s to the first step on 2 CPU cores)"
-    once = f"once, where it may write: python -m compileall -q -j 0 {source.parent.parent}"
+    folders = sorted({str(source.parent.parent) for source in lost})
+    command = [sys.executable, *["-O"] * sys.flags.optimize, "-m", "compileall", "-qq", "-j", "0", *folders]
+    once = f"once, where it may write: {shlex.join(command)}"
     fix = once if kept else f"unset PYTHONDONTWRITEBYTECODE, or {once}"
     return [warning("bytecode", f"{names} have none, and {why}", fix, rule=rule)]
 

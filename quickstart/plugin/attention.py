@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from quickstart.plugin.graphed_body import LENGTH_STEP
+
 CUDNN_FROM = 512  # tokens; shorter ones do not earn a plan back within some dozens of steps
 
 
@@ -24,13 +26,31 @@ def without_cudnn() -> Callable[[], None]:
 
 
 def choose_by_length(model: torch.nn.Module) -> None:
-    """Every pass of this model chooses for its own length, whatever ran before it.
+    """Every pass of this model chooses for its own length, whatever ran before it, and leaves no plans to others.
 
-    The choice stays until the next pass: layers that are computed again in the backward pass must find the same one.
+    After a pass with gradients the choice stays until the next one: layers that are computed again in the backward pass
+    must find the same.
     """
     model.register_forward_pre_hook(_choose, with_kwargs=True)
+    model.register_forward_hook(_put_back, always_call=True)
+
+
+def never_plan(model: torch.nn.Module) -> None:
+    """No pass of this model makes plans: a rollout reads the prompts of a batch once, in a shape of their own."""
+    model.register_forward_pre_hook(_refuse)
 
 
 def _choose(model: torch.nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
     ids = inputs.get("input_ids")
-    torch.backends.cuda.enable_cudnn_sdp(ids is not None and ids.shape[-1] >= CUDNN_FROM)
+    # rounded as the graphs of the model's body are, so that the passes before a capture choose as it does
+    length = 0 if ids is None else -(-ids.shape[-1] // LENGTH_STEP) * LENGTH_STEP
+    torch.backends.cuda.enable_cudnn_sdp(length >= CUDNN_FROM)
+
+
+def _put_back(model: torch.nn.Module, args: Any, out: Any) -> None:
+    if not torch.is_grad_enabled():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _refuse(model: torch.nn.Module, args: Any) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(False)

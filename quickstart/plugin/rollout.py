@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.initialization import no_init_weights
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import TokenOutput
 
-from quickstart.plugin.attention import choose_by_length
+from quickstart.plugin.attention import never_plan
 from quickstart.plugin.engine import Completion, Generator, Sampling
 from quickstart.plugin.graph_engine import ATTENTION, GraphGenerator
 from quickstart.plugin.lean_decode import join_projections
@@ -173,15 +174,17 @@ class LocalRollout(BatchingRollout):
         self._halved = False
         self._device = torch.device(device_mesh.device_type)
         self._dtype = getattr(torch, self.config.dtype)
-        # no_init_weights: drawing numbers for parameters without memory takes half a second
-        with no_init_weights(), init_empty_weights(include_buffers=False):
+        # drawing numbers for parameters without memory takes half a second; a model with code of its own may fill
+        # buffers with the functions that are then left out
+        drawn = nullcontext() if self.model_config.trust_remote_code else no_init_weights()
+        with drawn, init_empty_weights(include_buffers=False):
             self.model = AutoModelForCausalLM.from_config(
                 self._own_config(),
                 dtype=self._dtype,
                 trust_remote_code=self.model_config.trust_remote_code,
             ).eval()
         if self._device.type == "cuda":
-            choose_by_length(self.model)
+            never_plan(self.model)
             make_lean(self.model)
 
     def _own_config(self) -> Any:

@@ -41,6 +41,8 @@ from quickstart.trainers.checking import Foreseen, check
 from quickstart.words import counted
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from quickstart.trainers.ppo import LocalPPOTrainer
 
 
@@ -94,7 +96,7 @@ def train(cfg: RunConfig, choices: Sequence[Choice] = (), argv: Sequence[str] = 
             kept.
         KeyboardInterrupt: the user stopped it; what was done is kept.
     """
-    with imports.searched_again():
+    with imports.set_aside():
         return _train(cfg, choices, argv, time.monotonic())
 
 
@@ -124,7 +126,7 @@ def _train(cfg: RunConfig, choices: Sequence[Choice], argv: Sequence[str], start
 def foresee(cfg: RunConfig, choices: Sequence[Choice] = ()) -> Foreseen:
     """What :func:`train` would do, and whether it would begin. Starts and downloads nothing. Raises UserError."""
     check_built(cfg)
-    with imports.searched_again():
+    with imports.set_aside():
         return checking.foresee(cfg, choices)
 
 
@@ -210,41 +212,51 @@ def _ppo(
 ) -> None:
     """verl's PPO trainer on one device."""
     cfg = ready.cfg
-    engine = cfg.rl.rollout_engine
-    loaded = "vllm and verl" if engine == "vllm" else "verl"
-    recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
-    environment.wake(cfg.training.device)
-    environment.set_threads(int(cfg.training.num_threads))
-    environment.keep_datasets_in(cache_folder(cfg))
-    with imports.light(engine), environment.imports_whole():
-        if engine == "vllm":
-            from quickstart.plugin import vllm_engine
-
-            vllm_engine.load()  # first: verl imports it too, and a broken one would end there with a traceback
-        from quickstart.plugin import retry, shims
+    with contextlib.ExitStack() as undone:  # whatever ends the run, verl's names and torch's settings are put back
+        whole = _load_verl(ready, outputs, recorder, undone)
         from quickstart.trainers import ppo
 
-        keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
-        whole = verl_compose.compose(keys, cfg.verl)
-        undo = shims.install(
-            cfg.training.device,
-            reference_on_device=cfg.rl.reference_offload is None,
-            trust_remote_code=cfg.model.trust_remote_code,
-            halving=retry.Halving(cfg.rl.per_device_train_batch_size, recorder.phase),
-        )
-    environment.seed_everything(cfg.training.seed)
-    recorder.phase(f"Loading reward: {cfg.rl.reward}")
-    ready.guard_terminal(capture.terminal)
-    recorder.phase(f"Loading model {cfg.model.model_name_or_path}")
-    switch = StopSwitch(recorder.phase)
-    try:
+        environment.seed_everything(cfg.training.seed)
+        recorder.phase(f"Loading reward: {cfg.rl.reward}")
+        ready.guard_terminal(capture.terminal)
+        recorder.phase(f"Loading model {cfg.model.model_name_or_path}")
+        switch = StopSwitch(recorder.phase)
         with environment.process_group(), ppo.local_trainer(whole, recorder, switch) as trainer:
             recorder.begin(ready.steps, point.history if point else ())
             recorder.phase(loop_line(ready, time.monotonic() - started))
             with switch.armed():
                 _fit(trainer, recorder)
-    finally:
-        undo()
+
+
+def _load_verl(
+    ready: startup.Ready, outputs: OutputFolder, recorder: Recorder, undone: contextlib.ExitStack
+) -> DictConfig:
+    """Import verl, make it ready (undone: how that is undone), and give its whole configuration of this run."""
+    cfg = ready.cfg
+    engine = cfg.rl.rollout_engine
+    loaded = "vllm and verl" if engine == "vllm" else "verl"
+    recorder.phase(f"Loading {loaded} for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
+    environment.set_threads(int(cfg.training.num_threads))
+    environment.keep_datasets_in(cache_folder(cfg))
+    with environment.awake(cfg), imports.light(engine), environment.imports_whole():
+        if engine == "vllm":
+            from quickstart.plugin import vllm_engine
+
+            vllm_engine.load()  # first: verl imports it too, and a broken one would end there with a traceback
+        from quickstart.plugin import retry, shims
+        from quickstart.trainers import ppo  # noqa: F401  (what takes time is imported here)
+
+        keys = verl_config.translate(cfg, ready.paths(outputs), device=cfg.training.device, steps=ready.steps)
+        whole = verl_compose.compose(keys, cfg.verl)
+        undone.callback(
+            shims.install(
+                cfg.training.device,
+                reference_on_device=cfg.rl.reference_offload is None,
+                trust_remote_code=cfg.model.trust_remote_code,
+                halving=retry.Halving(cfg.rl.per_device_train_batch_size, recorder.phase),
+            )
+        )
+    return whole
 
 
 def _fit(trainer: LocalPPOTrainer, recorder: Recorder) -> None:
@@ -271,9 +283,8 @@ def _preference(
     cfg = ready.cfg
     assert ready.rows.preference is not None, "a method without rollouts"
     recorder.phase(f"Loading verl for {algorithm_name(cfg.rl.rl_type)} on {cfg.training.device}")
-    environment.wake(cfg.training.device)
     environment.set_threads(int(cfg.training.num_threads))
-    with imports.light(), environment.imports_whole():
+    with environment.awake(cfg), imports.light(), environment.imports_whole():
         from quickstart.trainers import watch
         from quickstart.trainers.preference import run_preference
     ready.guard_terminal(capture.terminal)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from quickstart.arguments import RunConfig
 from quickstart.errors import Fault, RunError
 
 # verl's workers read these as torchrun would set them (single_controller/base/worker.py:190).
@@ -50,13 +51,21 @@ def keep_datasets_in(folder: Path) -> None:
         loaded.config.HF_DATASETS_CACHE = path
 
 
-def wake(device: str) -> threading.Thread | None:
-    """Give a GPU its first products in the background, beside imports: its context and cuBLAS take half a second."""
-    if device != "cuda":
-        return None
-    thread = threading.Thread(target=_first_product, args=(device,), name="quickstart-wake", daemon=True)
+@contextmanager
+def awake(cfg: RunConfig) -> Iterator[None]:
+    """A GPU does its first products beside what happens inside: its context and cuBLAS take half a second.
+
+    Not where verl is to be deterministic: it sets what cuBLAS reads with its first product (workers/engine/utils.py).
+    """
+    if cfg.training.device != "cuda" or any("full_determinism" in key for key in cfg.verl):
+        yield
+        return
+    thread = threading.Thread(target=_first_product, args=("cuda",), name="quickstart-wake", daemon=True)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _first_product(device: str) -> None:

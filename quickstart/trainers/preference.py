@@ -73,8 +73,8 @@ def run_preference(
     whole = verl_compose.compose_preference(keys, cfg.verl)
     halving = Halving(cfg.rl.per_device_train_batch_size, reporter.phase)
     undo = shims.install(str(cfg.training.device), halving=halving)
-    environment.seed_everything(cfg.training.seed)
     try:
+        environment.seed_everything(cfg.training.seed)
         with environment.process_group():
             with clear_end(lambda: "loading the model"):
                 policy = Policy(whole, data.objective, data.objective.group)
