@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 from typing import Any
 
 import pytest
+import torch
 
 from quickstart import Trainer, config
 from quickstart.errors import Fault, RunError, UserError
@@ -102,3 +104,19 @@ class TestTrainer:
 @pytest.mark.parametrize(("number", "text"), [(1, "1 update"), (0, "0 updates"), (5, "5 updates")])
 def test_counts(number, text):
     assert counted(number, "update") == text
+
+
+def test_a_run_that_ends_while_verl_is_loaded_puts_everything_back(tiny_job, tmp_path, monkeypatch):
+    """Ctrl-C during imports waits for their end, by which time verl's names are replaced."""
+    from verl.utils import model
+
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        return "a configuration"
+
+    monkeypatch.setattr(api.verl_compose, "compose", interrupted)
+    before = (model.load_valuehead_model, torch.backends.cuda.cudnn_sdp_enabled(), gc.get_freeze_count())
+    cfg = config.resolve(config.load(None, [*tiny_job, f"training.output_dir={tmp_path / 'out'}"])).cfg
+    with pytest.raises(KeyboardInterrupt):
+        api.train(cfg)
+    assert (model.load_valuehead_model, torch.backends.cuda.cudnn_sdp_enabled(), gc.get_freeze_count()) == before
